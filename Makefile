@@ -16,9 +16,10 @@ VERSION_TESTS := tests/kubelet tests/config tests/cli tests/console/test_admin_p
 	tests/daemon/test_state_file.py tests/daemon/test_state_keeper.py tests/discovery tests/health tests/inventory \
 	tests/placement tests/claims tests/hardware tests/e2e/kubelet/test_kubelet_restarts.py tests/e2e/daemon/test_stop.py \
 	tests/e2e/hardware/test_hotplug.py tests/runtime/test_workers.py tests/kubernetes
+# What reads the clone, in which a first run has left its traces.
+TREE_TESTS := tests/test_house.py tests/test_rules.py tests/deploy/kubectl tests/docs/test_release.py
 JOBS ?= $(shell expr $$(nproc) + 1)
 BIN := $(VENV)/bin
-INSTALL := python -m pip --quiet --quiet --disable-pip-version-check install --no-deps
 PREFIX ?= /usr/local
 # What builds the program for `make install` and `make deb`: the environment for development where there is one.
 TOOLS = $(if $(wildcard $(VENV)/.ready),$(VENV),$(DEMO))
@@ -30,23 +31,14 @@ AS ?= root user
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# Makes a virtual environment with what some locks name: $(call environment,DIRECTORY,LOCKS)
-define environment
-@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Fairlead needs Python 3.11 or newer and this is %s; name another: make PYTHON=python3.12" % sys.version.split()[0])'
-@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments; Debian and Ubuntu have that in the package python3-venv" >&2; exit 1; }
-@echo "-- installing $(2:%=requirements/%.txt) into $(1), once"
-@$(PYTHON) -m venv $(1)
-@$(1)/bin/$(INSTALL) --require-hashes $(2:%=--requirement requirements/%.txt)
-@$(1)/bin/$(INSTALL) --no-build-isolation --editable .
-@touch $@
-endef
-
 # A stamp for each, so that a changed lock or pyproject sets it up again. The demo's has a tenth of the development's.
 $(VENV)/.ready: requirements/$(LOCK).txt pyproject.toml
-	$(call environment,$(VENV),$(LOCK))
+	@PYTHON=$(PYTHON) tools/environment.sh $(VENV) $(LOCK)
+	@touch $@
 
 $(DEMO)/.ready: requirements/run.txt requirements/build.txt pyproject.toml
-	$(call environment,$(DEMO),run build)
+	@PYTHON=$(PYTHON) tools/environment.sh $(DEMO) run build
+	@touch $@
 
 demo: $(DEMO)/.ready ## run the agent against a simulated kubelet and watch devices come and go
 	@$(DEMO)/bin/fairlead demo $(ARGS)
@@ -65,8 +57,9 @@ test-versions: ## run what can differ between Pythons on each of PYTHONS that is
 		else echo "There is no Python $$version here."; fi; \
 	done
 
-test-debian12: ## run the same with Debian 12's own Python 3.11.2, whose asyncio has bugs that later ones have not
-	@$(MAKE) --no-print-directory trees SUITES=bookworm AS=root LOCK=test ARGS="$(VERSION_TESTS) $(ARGS)"
+test-debian12: ## run the same with Debian 12's own Python 3.11.2, whose asyncio has bugs that later ones have not, as a user, in an order by chance
+	@AGAIN="$(TREE_TESTS)" $(MAKE) --no-print-directory trees SUITES=bookworm AS=user LOCK=test \
+		ARGS="$(VERSION_TESTS) --shuffle $$(od -An -N2 -tu2 /dev/urandom | tr -d ' ') $(ARGS)"
 
 trees: $(VENV)/.ready ## run the tests on fresh trees of Debian's SUITES, AS root and as a user; needs root and mmdebstrap
 	@for suite in $(SUITES); do for who in $(AS); do \
@@ -107,9 +100,7 @@ proto: $(VENV)/.ready ## generate agent/kubelet/api from proto/
 	$(BIN)/python proto/generate.py
 
 $(DOCS)/.ready: requirements/docs.txt
-	@echo "-- installing requirements/docs.txt into $(DOCS), once"
-	@$(PYTHON) -m venv $(DOCS)
-	@$(DOCS)/bin/$(INSTALL) --require-hashes --requirement requirements/docs.txt
+	@PYTHON=$(PYTHON) tools/environment.sh $(DOCS) docs
 	@touch $@
 
 # Not --quiet: mkdocs would not count its warnings then, and none would fail it.
@@ -117,8 +108,9 @@ site: $(DOCS)/.ready ## build the documentation as a site into build/site; check
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
 	@$(DOCS)/bin/python tools/site_check.py build/site
 
-generated: $(VENV)/.ready ## write docs/configuration.md and docs/licences.md anew
+generated: $(VENV)/.ready ## write docs/configuration.md, docs/licences.md and a section of docs/troubleshooting.md anew
 	$(BIN)/python -m tools.configuration_page
+	$(BIN)/python -m tools.reasons_section
 	$(BIN)/python -m tools.licences_page
 
 release: $(VENV)/.ready ## make a release's files in dist/ from a clean export of HEAD; ARGS=--rehearse to try it

@@ -54,6 +54,12 @@ class Health(Struct, frozen=True):
 
 HEALTHY = Health(State.HEALTHY)
 
+FORGOTTEN: Final = "forgotten"
+"""The reason of a slot that a pod holds and the kubelet does not know to be held: it lost its record."""
+
+TWO_PODS: Final = "two-pods"
+"""The reason of a slot for one pod that two pods hold."""
+
 REPLACED: Final = frozenset({"replaced", "node-replaced"})
 """The reasons of a slot that a pod holds and that has another device than the pod was given; the second of device nodes."""
 
@@ -97,6 +103,8 @@ class Transition(Struct, frozen=True):
     message: str
     ids: int
     """How many IDs it concerns."""
+    name: str = ""
+    """What people call the device: `H100 nvidia3`; empty if it has no such name."""
 
 
 SlotKey = tuple[str, str]
@@ -119,6 +127,10 @@ class Held(Struct, frozen=True):
     """Another plugin gave it, under a resource that is not ours: the slot is in no list, and the hardware is to be seen."""
     traced: bool = False
     """Another plugin gave it, under a resource of ours: the hardware is what its answer led to among what was there."""
+    pods: frozenset[str] = frozenset()
+    """UIDs of the pods that have it, by the kubelet's checkpoint, and whose processes were seen to run."""
+    trouble: str = ""
+    """`FORGOTTEN` or `TWO_PODS`; empty: all is well."""
 
     @classmethod
     def of(cls, resource: str, device_id: str, backend: str, device: Device) -> Held:

@@ -35,6 +35,8 @@ class ApiServer:
         """Are dry runs of what the agent may not write refused?"""
         self.refuses: dict[str, int] = {}
         """Method → the status it is refused with."""
+        self.page = b""
+        """What a proxy answers in its place, with 200, whatever is asked."""
         self._tls = tls
         self._server: asyncio.Server | None = None
         self._port = 0
@@ -122,7 +124,9 @@ class ApiServer:
         self.requests.append(f"{method} {path}")
         if self.hangs:
             await reader.read()  # until the client has enough
-        if headers.get("authorization") != f"Bearer {self.token}":
+        if self.page:
+            self._say(writer, 200, self.page)
+        elif headers.get("authorization") != f"Bearer {self.token}":
             self._answer(writer, 401, {"message": "Unauthorized"})
         elif method in self.refuses:
             self._answer(writer, self.refuses[method], {"message": f"{NODE} is forbidden to {method}"})
@@ -156,7 +160,9 @@ class ApiServer:
         return 404, {"message": f"there is no {path}"}
 
     def _answer(self, writer: asyncio.StreamWriter, status: int, body: Object) -> None:
-        data = json.dumps(body).encode()
+        self._say(writer, status, json.dumps(body).encode())
+
+    def _say(self, writer: asyncio.StreamWriter, status: int, data: bytes) -> None:
         writer.write(f"HTTP/1.1 {status} Said\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
 
     def _tell(self, kind: str, writer: asyncio.StreamWriter) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import resource
 from collections import Counter
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from tests.nodes import pretend
 import structlog  # isort: skip
 
 _NO_SKIPS: Final = "--no-skips"
+_SHUFFLE: Final = "--shuffle"
 _HERE: Final = Path(__file__).parent
 _SLOW: Final = (
     "e2e",
@@ -89,10 +91,20 @@ def pytest_configure() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(_NO_SKIPS, action="store_true", help="fail if a test was skipped; for machines that can run all")
+    parser.addoption(_SHUFFLE, type=int, metavar="SEED", help="run files, and tests within each, in an order by chance")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    seed = config.getoption(_SHUFFLE)
+    return None if seed is None else f"in an order by chance: {_SHUFFLE} {seed} runs them in the same"
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (seed := config.getoption(_SHUFFLE)) is not None:
+        random.Random(seed).shuffle(items)
+        files = {path: n for n, path in enumerate(dict.fromkeys(item.path for item in items))}
+        items.sort(key=lambda item: files[item.path])
     slow = {item for item in items if _path(item).startswith(_SLOW)}
     for item in items:
         if item not in slow:

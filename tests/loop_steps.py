@@ -18,6 +18,8 @@ from typing import Any, Final, NamedTuple
 from tests.work import work
 
 _SECONDS: Final = 0.005
+SLOWER: Final = 20.0
+"""How many times longer a loop takes whose byte-codes are counted."""
 _BYTE_CODES: Final = 20_000  # about as many as in 1 ms; what C does in one of them is not seen
 
 
@@ -35,7 +37,7 @@ def report(file: str, *, counted: bool = False) -> None:
 
     Args:
         file: where to.
-        counted: what byte-codes they run, not how long they last; the loop is some 20 times slower then.
+        counted: what byte-codes they run, not how long they last; the loop is `SLOWER` then.
     """
     out, run = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), asyncio.Handle._run
 

@@ -56,6 +56,19 @@ def test_what_is_fast_can_be_run_alone(tmp_path: Path) -> None:
     assert "2 passed, 1 deselected" in found.stdout, found.stdout
 
 
+def test_tests_run_in_an_order_by_chance_that_its_seed_brings_again(tmp_path: Path) -> None:
+    test = "import pytest\n@pytest.mark.parametrize('n', range(20))\ndef test_it(n): pass"
+    usual, one, again, other = (
+        [line for line in run(tmp_path, test, "-v", *options).stdout.splitlines() if "PASSED" in line]
+        for options in ((), ("--shuffle", "7"), ("--shuffle", "7"), ("--shuffle", "8"))
+    )
+    names = [[line.split()[0] for line in lines] for lines in (usual, one, again, other)]
+    assert names[1] == names[2]
+    assert names[0] != names[1] != names[3]
+    assert sorted(names[0]) == sorted(names[1]) == sorted(names[3])
+    assert "--shuffle 7 runs them in the same" in run(tmp_path, test, "--shuffle", "7").stdout
+
+
 def test_an_expected_failure_is_no_skip(tmp_path: Path) -> None:
     test = "import pytest\n@pytest.mark.xfail\ndef test_it(): raise ValueError"
     assert run(tmp_path, test, "--no-skips").returncode == pytest.ExitCode.OK

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs `make test` on a fresh Debian with its own Python: trees.sh [--user] [--hardware] SUITE [ARGUMENT OF PYTEST...],
 # as in `trees.sh bookworm -m fast`. The tree has Python, make and no more, and a clean copy of HEAD; neither a real /sys
-# nor devices, unless --hardware brings this machine's in. Tests run as root, or as an ordinary user with --user.
-# LOCK (dev) says which of requirements/ is installed.
+# nor devices, unless --hardware brings this machine's in. Tests run as root, or with --user as an ordinary user, who may
+# have 1,024 files open. LOCK (dev) says which of requirements/ is installed, AGAIN which tests run once more afterwards.
 #
 # Needs Debian, root and mmdebstrap; PYTHON (.venv/bin/python) fetches the wheels. Trees and wheels are kept in
 # ~/.cache/fairlead, with checksums, until what they are made from changes. All else lies in memory, in namespaces of
@@ -105,9 +105,13 @@ inside() {
     cd "$place"
     mount --move . /
     shift
-    chroot --userspec="$user:$user" --groups= . /usr/bin/env --ignore-environment HOME=/home/user LANG=C.UTF-8 \
-        PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin PIP_NO_INDEX=1 PIP_FIND_LINKS=/wheels ${CI:+CI=$CI} \
-        make --no-print-directory --directory=/home/user/fairlead test LOCK="$lock" ARGS="${*@Q}"
+    [ "$user" = 0 ] || ulimit -n 1024
+    local arguments
+    for arguments in "${*@Q}" ${AGAIN:+"$AGAIN"}; do
+        chroot --userspec="$user:$user" --groups= . /usr/bin/env --ignore-environment HOME=/home/user LANG=C.UTF-8 \
+            PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin PIP_NO_INDEX=1 PIP_FIND_LINKS=/wheels ${CI:+CI=$CI} \
+            make --no-print-directory --directory=/home/user/fairlead test LOCK="$lock" ARGS="$arguments"
+    done
 }
 export -f inside
 export tree wheels user hardware lock

@@ -30,6 +30,10 @@ Devices = Mapping[str, spec.Edits]
 """What a specification says of each device, by its name."""
 
 
+class CutOffError(OSError):
+    """A specification is ours by the record, and its end is missing: it has to be written again from what there is."""
+
+
 class Directory:
     """The specifications, and the record of them."""
 
@@ -56,24 +60,32 @@ class Directory:
         Args:
             resource: its name.
             change: from what it says to what it is to say; nothing: no specification.
-            every: look up every node again, not only those of devices that `change` adds or replaces.
+            every: `change` has all that there is: look up every node again, not only those of devices that it adds or
+                replaces; and what was cut off says nothing.
 
         Raises:
+            CutOffError: it says nothing, and what `change` has is not all.
             OSError: it cannot be written and stays as it was, or the file is not ours.
         """
         path, kind = self._host.local(names.file(resource)), names.kind(resource)
         with self._alone():
-            before = _read(path, kind)
+            try:
+                before = self._read(resource)
+            except CutOffError:
+                if not every:
+                    raise
+                before = {}
             wanted = change(before)
             known = {} if every else before
             after = {name: it if it is known.get(name) else self._resolved(it) for name, it in wanted.items()}
             if not after:
                 self._remove(resource)
-            elif after != before:
-                self._note(self.recorded() | {resource})
+                return False
+            self._note(self.recorded() | {resource})  # also where the state directory was wiped since
+            if after != before:
                 path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
                 files.replace(path, spec.encode(kind, after), 0o644, synced=True)
-        return bool(after)
+        return True
 
     def remove(self, resource: str) -> bool:
         """Remove a resource's specification, and what a write that was cut off left; True if it was there.
@@ -87,10 +99,34 @@ class Directory:
     def _remove(self, resource: str) -> bool:
         path = self._host.local(names.file(resource))
         files.unfinished(path).unlink(missing_ok=True)
-        if is_there := bool(_read(path, names.kind(resource))):
+        try:
+            is_there = bool(self._read(resource))
+        except CutOffError:
+            is_there = True
+        if is_there:
             path.unlink()
         self._note(self.recorded() - {resource})
         return is_there
+
+    def _read(self, resource: str) -> dict[str, spec.Edits]:
+        """What our specification says; nothing if there is none.
+
+        Raises:
+            CutOffError: it is ours, and no JSON.
+            OSError: it cannot be read, or is not ours.
+        """
+        path = self._host.local(names.file(resource))
+        try:
+            found = spec.decode(files.read(path, _MOST_READ, follow=False), names.kind(resource))
+        except FileNotFoundError:
+            return {}
+        except (msgspec.DecodeError, ValueError) as error:
+            found = None
+            if resource in self.recorded():
+                raise CutOffError(errno.EBADMSG, "Its end is missing", str(path)) from error
+        if found is None:
+            raise FileExistsError(errno.EEXIST, "It is not Fairlead's; move it away", str(path))
+        return found
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -123,18 +159,3 @@ class Directory:
             major=found.major,
             minor=found.minor,
         )
-
-
-def _read(path: Path, kind: str) -> dict[str, spec.Edits]:
-    """What our specification says; nothing if there is none.
-
-    Raises:
-        OSError: it cannot be read, or is not ours.
-    """
-    try:
-        found = spec.decode(files.read(path, _MOST_READ, follow=False), kind)
-    except FileNotFoundError:
-        return {}
-    if found is None:
-        raise FileExistsError(errno.EEXIST, "It is not Fairlead's; move it away", str(path))
-    return found

@@ -89,9 +89,13 @@ def _version(devices: Mapping[str, Edits]) -> str:
 
 
 def decode(data: bytes, kind: str) -> dict[str, Edits] | None:
-    """The devices of a specification of ours, which has this kind; None if it is none."""
+    """The devices of a specification of ours, which has this kind; None if it is none.
+
+    Raises:
+        msgspec.DecodeError: it is no JSON: it was cut off, or the disk lost it.
+    """
     try:
         found = msgspec.json.decode(data, type=_Spec)
-    except msgspec.MsgspecError:
+    except msgspec.ValidationError:
         return None
     return {it.name: it.container_edits for it in found.devices} if found.kind == kind else None

@@ -18,7 +18,7 @@ import structlog
 
 from agent.cdi import names, spec
 from agent.cdi.answers import claimed, first_id, listed, named
-from agent.cdi.directory import Devices, Directory
+from agent.cdi.directory import CutOffError, Devices, Directory
 from agent.discovery.sources.paths import Change, DirectoryWatch
 from agent.inventory.inventory import Inventory
 from agent.model import Slot
@@ -76,7 +76,12 @@ class Specifications:
         needed = {name: spec.edits(it) for name, it in found.devices.items()}
         try:
             async with running_time.timeout(WRITE_DEADLINE), self._turn:
-                await self._update(resource.name, lambda before: {**before, **needed})
+                try:
+                    await self._update(resource.name, lambda before: {**before, **needed})
+                except CutOffError as error:
+                    log.warning("cdi-cut-off", resource=resource.name, reason=words(error), then="writing it again")
+                    await self._refresh(resource.name)
+                    await self._update(resource.name, lambda before: {**before, **needed})
         except (OSError, NoWorkerError, TimeoutError) as error:
             why = self._report(resource.name, error)
             self.changed([resource.name])  # it is tried again

@@ -3,14 +3,15 @@
 Pure: times are handed in as seconds on one monotonic clock; what to persist, to resend or to release is
 returned. A claim ends only when a podresources List leaves it out *and* a checkpoint written after that
 List does too (kubelet contract: A5; a List leaves out init containers), the List asked for at least
-`MIN_AGE` after the Allocate. A witness that cannot be reached ends nothing.
+`MIN_AGE` after the Allocate. A witness that cannot be reached ends nothing, and neither do both of a kubelet that lost
+its record (A11.1): what that lacks is `FORGOTTEN`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Set
 from itertools import islice
 from types import MappingProxyType
 from typing import Final
@@ -18,7 +19,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.model import Held, SlotKey
+from agent.model import FORGOTTEN, TWO_PODS, Held, SlotKey
 from backends.base import Device
 
 MIN_AGE: Final = 30.0
@@ -58,6 +59,7 @@ class _Claim(Struct, frozen=True):
     absent_since: float | None = None  # when the first List without it was answered
     absent_version: Version | None = None  # the checkpoint that lay there then; None: there was none
     pods: Pods = frozenset()  # of one that is traced; empty if an earlier run of ours traced it
+    may_run: bool = True  # by all that is known: not of one that an intact record lacks, or that is from before a boot
 
 
 class Holdings(Collection[Held]):
@@ -156,10 +158,12 @@ class Ledger:
             self._put(_Claim(held, now))
         return changed
 
-    def restore(self, kept: Iterable[Held], now: float) -> None:
-        """Take in what an earlier run of ours had recorded, or an agent before us; it knew better."""
-        for held in kept:
-            self._put(_Claim(held, now))
+    def restore(self, kept: Iterable[Held], now: float, *, rebooted: bool = False) -> list[Held]:
+        """Take in what an earlier run of ours had recorded, or an agent before us; it knew better. Returns it as it is now."""
+        restored = [replace(it, pods=Pods(), trouble="") if rebooted and (it.pods or it.trouble) else it for it in kept]
+        for held in restored:
+            self._put(_Claim(held, now, may_run=not rebooted))
+        return restored
 
     def adopt(
         self,
@@ -194,6 +198,8 @@ class Ledger:
                 identity=device.identity if device else "",
                 place=device.place if device else frozenset(),
                 traced=device is None and bool(trace.hardware),
+                pods=claim.held.pods if claim and not later else Pods(),
+                trouble=claim.held.trouble if claim and not later else "",
             )
             if claim is None or later or held != claim.held or (held.traced and claim.pods != trace.pods):
                 since = claim.since if claim and not later else now
@@ -212,10 +218,74 @@ class Ledger:
             claim = self._claims.get(held.slot)
             if claim is not None and (not claim.held.foreign or held.hardware <= claim.held.hardware):
                 continue
-            before = claim.held.hardware if claim else frozenset[str]()
-            news.append(replace(held, hardware=held.hardware | before))
+            news.append(held if claim is None else replace(claim.held, hardware=held.hardware | claim.held.hardware))
             self._put(_Claim(news[-1], claim.since if claim else now))
         return news
+
+    def known(
+        self,
+        record: Mapping[SlotKey, Pods],
+        shown: Mapping[SlotKey, Pods] = MappingProxyType({}),
+        running: Pods | None = None,
+        *,
+        lost: bool = False,
+        slots: Iterable[SlotKey] | None = None,
+    ) -> list[Held]:
+        """Take in which pods have what, as the kubelet knows it now; returns the claims that are others with it.
+
+        The kubelet forgets a pod's devices when the pod has ended, so that nothing of it runs; a record that lacks those of a
+        pod which runs is younger than the pod.
+
+        Args:
+            record: the slots of the checkpoint, with the UIDs of their pods.
+            shown: the slots of a List that was asked for after it, with the names of their pods.
+            running: UIDs of the pods that had processes after the record was read; None: that cannot be seen.
+            lost: has the kubelet begun with an empty record? Of what it lacks, it knows nothing.
+            slots: the claims to look at; None: all.
+        """
+        changed = []
+        for slot in list(self._claims) if slots is None else slots:
+            if (claim := self._claims.get(slot)) is None:
+                continue
+            held, uids = claim.held, record.get(slot, Pods())
+            seen = Pods() if running is None else (held.pods | uids) & running
+            if max(len(seen | uids), len(shown.get(slot, ()))) > 1:
+                trouble = TWO_PODS
+            elif slot in record or slot in shown:
+                trouble = ""
+            elif seen:
+                trouble = FORGOTTEN
+            elif running is not None and held.pods:  # they have ended
+                trouble = ""
+            else:
+                trouble = FORGOTTEN if held.trouble == FORGOTTEN or (lost and claim.may_run) else ""
+            pods = held.pods if running is None else seen
+            if (pods, trouble) != (held.pods, held.trouble):
+                changed.append(replace(held, pods=pods, trouble=trouble))
+                absent = None if trouble == FORGOTTEN else claim.absent_since
+                claim = self._claims[slot] = replace(claim, held=changed[-1], absent_since=absent)
+            if not lost and claim.may_run != (may_run := slot in record or slot in shown):
+                self._claims[slot] = replace(claim, may_run=may_run)
+        return changed
+
+    def believe(self, hardware: Set[str]) -> list[Held]:
+        """An operator says that no pod has this hardware that the kubelet has forgotten; returns the claims that this changes.
+
+        It counts for what cannot be seen: pods that run are seen at the next look.
+        """
+        forgotten = [slot for slot in self.forgotten() if hardware & self._claims[slot].held.hardware]
+        for slot in forgotten:
+            claim = self._claims[slot]
+            self._claims[slot] = replace(claim, held=replace(claim.held, trouble=""))
+        return [self._claims[slot].held for slot in forgotten]
+
+    def forgotten(self) -> list[SlotKey]:
+        """The claims that the kubelet has forgotten."""
+        return [slot for slot, claim in self._claims.items() if claim.held.trouble == FORGOTTEN]
+
+    def misses(self, record: Container[SlotKey]) -> bool:
+        """Does this lack a claim of pods that ran when that was last looked at?"""
+        return any(claim.held.pods and slot not in record for slot, claim in self._claims.items())
 
     def listed(self, present: Set[SlotKey], asked: float, answered: float, checkpoint: Version | None) -> None:
         """What a podresources List said.
@@ -230,7 +300,7 @@ class Ledger:
             if slot in present:
                 if claim.absent_since is not None:
                     self._claims[slot] = replace(claim, absent_since=None, absent_version=None)
-            elif claim.absent_since is None and asked - claim.since >= MIN_AGE:
+            elif claim.absent_since is None and asked - claim.since >= MIN_AGE and claim.held.trouble != FORGOTTEN:
                 self._claims[slot] = replace(claim, absent_since=answered, absent_version=checkpoint)
 
     def doubted(self) -> list[SlotKey]:
@@ -244,7 +314,7 @@ class Ledger:
             claim = self._claims.get(slot)
             if claim is None or claim.absent_since is None or version == claim.absent_version:
                 continue
-            if slot in present:  # an init container's, say: ask the List again
+            if slot in present or claim.held.trouble == FORGOTTEN:  # an init container's, say: ask the List again
                 self._claims[slot] = replace(claim, absent_since=None, absent_version=None)
             else:
                 del self._claims[slot]
@@ -260,15 +330,20 @@ class Ledger:
         self._claims[claim.held.slot] = claim
 
     def ending(self) -> bool:
-        """Is any claim waiting for its second witness?"""
-        return any(claim.absent_since is not None for claim in self._claims.values())
+        """Is any claim waiting for its second witness, or for the end of one of its two pods?"""
+        return any(it.absent_since is not None or it.held.trouble == TWO_PODS for it in self._claims.values())
+
+    def runs_forgotten(self) -> bool:
+        """Does any pod run that the kubelet has forgotten?"""
+        return any(self._claims[slot].held.pods for slot in self.forgotten())
 
     def awaiting_checkpoint(self, now: float) -> set[str]:
         """Resources whose list should be sent again, so that the kubelet writes a checkpoint (A3)."""
         return {
             claim.held.resource
             for claim in self._claims.values()
-            if claim.absent_since is not None and now - claim.absent_since >= REWRITE_AFTER
+            if claim.held.trouble == TWO_PODS
+            or (claim.absent_since is not None and now - claim.absent_since >= REWRITE_AFTER)
         }
 
     def next_judgement(self, now: float) -> float | None:

@@ -13,14 +13,17 @@ from agent.runtime.errors import unknown
 
 _COMMANDS: Final = {
     "run": "Find hardware, offer it to the kubelet, hand it to pods.",
-    "discover": "Show the hardware that the configuration takes, and what it leaves.",
+    "discover": "Show the hardware that the configuration takes, what it leaves, and what could be offered.",
+    "suggest": "Print a whole configuration for the hardware that this machine has.",
     "status": "Show what the daemon offers, how it is, who has it.",
+    "devices": "Show each device of the node on a line, also what is gone or not offered.",
     "events": "Show what happened, and what happens.",
     "explain": "Show all that is known of one device.",
     "drain": "Offer a device to no new pod.",
     "undrain": "Offer a device again.",
     "reload": "Have the daemon read its configuration again.",
     "handover": "Replace the running daemon with one of the installed version, without a gap.",
+    "probe": "Ask the daemon that runs here for its liveness or readiness.",
     "doctor": "Look for what is wrong with this node.",
     "validate": "Check a configuration file and say what it means.",
     "import": "Turn another plugin's configuration into Fairlead's.",

@@ -45,16 +45,19 @@ class Knowledge(Struct, frozen=True):
     """Why a slot's device could not be made ready."""
     selectable: Callable[[], Iterable[tuple[str, Device]]] = tuple
     """Every device that a selector can name, with its backend, also those that no resource selects."""
+    former: Iterable[lookup.Place] = ()
+    """What was offered and is not, as it was called then."""
 
 
-def find(inventory: Inventory, name: str) -> frozenset[str]:
+def find(known: Knowledge, name: str) -> frozenset[str]:
     """The hardware of this name.
 
     Raises:
         NoSuchDeviceError: there is none, with the nearest name; or several, with what tells them apart.
     """
+    inventory = known.inventory
     try:
-        return inventory.find(name)
+        return inventory.find(name, lookup.unselected(known.selectable()), known.former)
     except FairleadError as error:
         why = _of_resource(inventory, name) if name in inventory.names() else error.sentence
         raise NoSuchDeviceError(why) from error
@@ -68,37 +71,21 @@ def _of_resource(inventory: Inventory, name: str) -> str:
     return f"{name} is a resource; name one of its devices: {some(keys, _NAMED)}"
 
 
-def explain(known: Knowledge, name: str) -> views.Explanation:
-    """What is known of the device of this name.
+def explain(known: Knowledge, hardware: frozenset[str], name: str) -> views.Explanation | None:
+    """What is known of the device that has this hardware, which `find` found by this name; None: it is gone.
 
     Where several devices are made of the same hardware, it is about the one that is offered; what became of the others
     is among the decisions.
-
-    Raises:
-        NoSuchDeviceError: as `find`.
     """
-    try:
-        hardware = find(known.inventory, name)
-    except NoSuchDeviceError:
-        if (unselected := _selectable(known, name)) is None:
-            raise
-        return _unselected(known, *unselected)
     if owners := known.inventory.on(hardware):
         main = min(owners, key=lambda it: (not _is_called(it, name), it.placed is None, bool(it.device.unusable)))
         return _device(known, main, [it for it in owners if it is not main])
     if users := known.inventory.on(hardware, minding=True):
         return _shared(known, hardware, users)
-    return _gone(known, hardware)
-
-
-def _selectable(known: Knowledge, name: str) -> tuple[str, Device] | None:
-    """The device of this name that no resource selects, with its backend."""
-    there = tuple(known.selectable())
-    try:
-        hardware = lookup.find(name, (lookup.Place(it.hardware, it.key, device=it) for _, it in there))
-    except FairleadError:
-        return None
-    return next(((kind, it) for kind, it in there if hardware <= it.hardware), None)
+    if known.inventory.is_held(hardware):
+        return _gone(known, hardware)
+    unselected = next(((kind, it) for kind, it in known.selectable() if not hardware.isdisjoint(it.hardware)), None)
+    return None if unselected is None else _unselected(known, *unselected)
 
 
 def _is_called(found: Found, name: str) -> bool:
@@ -123,7 +110,7 @@ def _read(kind: str, device: Device) -> views.Explanation:
 
 def _device(known: Knowledge, found: Found, others: Iterable[Found]) -> views.Explanation:
     device, kind = found.device, found.backend
-    resource, ids = (found.placed.resource, found.placed.ids) if found.placed else ("", ())
+    resource, ids = (found.placed.resource, found.placed.ids) if found.placed else _listed(known, device.hardware)
     slot = known.inventory.slot(resource, ids[0]) if ids else None
     gift, refusal = _gift(known, resource, ids) if ids else (None, "")
     decisions = [*_decisions(found)]
@@ -141,6 +128,15 @@ def _device(known: Knowledge, found: Found, others: Iterable[Found]) -> views.Ex
         gift=gift,
         refusal=refusal,
     )
+
+
+def _listed(known: Knowledge, hardware: frozenset[str]) -> tuple[str, tuple[str, ...]]:
+    """The IDs under which hardware is listed, Unhealthy, while a pod has it and it can be offered to none; with their resource."""
+    names = ((name, known.inventory.claims(name)) for name in known.inventory.names())
+    gone = [it for name, claims in names for it in claims.values() if known.inventory.device((name, it.id)) is None]
+    claims = [it for it in gone if not hardware.isdisjoint(it.hardware)]
+    resource = claims[0].resource if claims else ""
+    return resource, tuple(it.id for it in claims if it.resource == resource)
 
 
 def _unselected(known: Knowledge, kind: str, device: Device) -> views.Explanation:
@@ -276,8 +272,10 @@ def _problems(known: Knowledge, found: Found) -> Iterator[views.Problem]:
 def _gift(known: Knowledge, name: str, ids: Sequence[str]) -> tuple[views.Gift | None, str]:
     """What a container with the first of these IDs would get, and why it would not."""
     slot, resource = known.inventory.slot(name, ids[0]), known.inventory.resource(name)
-    if slot is None or slot.device is None or resource is None:
+    if slot is None or resource is None:
         return None, f"{name} is no longer configured"
+    if slot.device is None:
+        return None, unfit(name, slot)
     gift, refusal = _edits(known.backends[resource.spec.backend], resource, Grant(slot.id, slot.device))
     return gift, refusal if slot.health.offered else unfit(name, slot)
 

@@ -1,12 +1,12 @@
-"""Waits at a boot for the devices that pods had: a kubelet rejects for good a pod whose devices it is not offered.
+"""Waits at a start for devices that were there before: a kubelet rejects for good a pod whose devices it is not offered.
 
-It admits what it finds in its checkpoint a second after its start (docs/operations.md, "A reboot"), and a driver may take
+After a boot it admits what it finds in its checkpoint a second after its start (docs/operations.md, "A reboot"), and a driver may take
 longer to make its devices. systemd starts the kubelet once this service is ready.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Final
 
@@ -14,11 +14,20 @@ import anyio
 import structlog
 
 from agent.claims.ledger import Ledger, names_of
+from agent.daemon.node import Node
 from agent.health.judgement import DRAINED
 from agent.inventory.inventory import Inventory
+from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.transport.client import listens
 from agent.model import SlotKey
+from agent.runtime.supervision.problems import Trouble
 
+HELD_BACK: Final = 30.0
+"""Seconds at most that first lists wait for a backend which is slow to look: 10,000 nodes take a busy machine some 10."""
+
+_GLANCE: Final = (
+    0.25  # seconds between two looks at what it has found; a kubelet that starts admits pods after a second
+)
 _STEP: Final = 0.1  # seconds between two looks; nobody else waits
 
 log = structlog.get_logger()
@@ -42,6 +51,33 @@ async def wait_for_held(
         log.warning("boot-goes-on", slots=names_of(awaited), reason="these are not there, or not Healthy")
     else:
         log.info("boot-goes-on")
+
+
+async def list_when_found(
+    kind: str,
+    node: Node,
+    awaits: Callable[[str], bool],
+    looking: Callable[[], Set[str]],
+    kubelet: Kubelet,
+    told: Trouble,
+) -> None:
+    """Hold the first lists of a backend that is slow back, until it has found what an earlier run offered, or has looked at all.
+
+    A kubelet that runs has admitted its pods, which lose nothing; of a short list it refuses new ones that the scheduler has
+    counted on. One that starts meanwhile admits its pods again, and loses for good those whose device it has not heard of: it
+    gets what there is. So does each after `HELD_BACK` seconds.
+    """
+    generation = kubelet.generation
+    if listens(kubelet.socket):
+        with anyio.move_on_after(HELD_BACK):
+            while kubelet.generation == generation and kind in looking() and awaits(kind):
+                told.report_once("its first lists wait for devices that were offered before")
+                await anyio.sleep(_GLANCE)
+    node.ready([kind])
+    while kind in looking():
+        told.report_once("its lists have what it has found so far")
+        await anyio.sleep(_GLANCE)
+    told.healed()
 
 
 def _absent(ledger: Ledger, inventory: Inventory) -> list[SlotKey]:

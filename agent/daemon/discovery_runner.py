@@ -130,8 +130,17 @@ class DiscoveryRunner:
             tasks.start_soon(self._keep, name, source, self._pulses[name])
         if self._uevents is not None:
             tasks.start_soon(self._keep, _UEVENTS, partial(self._run_uevents, heard=heard), self._pulses[_UEVENTS])
+        self._note_first_looks()
         for discoverer in self.discoverers.values():
             self._start(discoverer)
+            tasks.start_soon(self._end_first_look, discoverer)
+
+    async def _end_first_look(self, discoverer: Discoverer) -> None:
+        await discoverer.first_scan.wait()
+        self._note_first_looks()
+
+    def _note_first_looks(self) -> None:
+        self._node.looked(self.looking())
 
     def _start(self, discoverer: Discoverer) -> None:
         scope = self._scopes[discoverer] = anyio.CancelScope()
@@ -156,6 +165,10 @@ class DiscoveryRunner:
             if any(discoverer.watched.kernel_lines for discoverer in self.discoverers.values()):
                 await self.kmsg.caught_up.wait()
         _tell_of_slow(self.discoverers)
+
+    def looking(self) -> set[str]:
+        """The backends whose first look has not ended."""
+        return {kind for kind, it in self.discoverers.items() if not it.first_scan.is_set()}
 
     async def looked(self) -> None:
         """Wait until every backend has had its first scan."""
@@ -371,7 +384,7 @@ class DiscoveryRunner:
 def _tell_of_slow(discoverers: Mapping[str, Discoverer]) -> None:
     for kind, discoverer in discoverers.items():
         if not discoverer.first_scan.is_set():
-            log.warning("backend-slow", backend=kind, waited=SETTLE, then="listing what is known so far")
+            log.warning("backend-slow", backend=kind, waited=SETTLE, then="going on without it")
 
 
 async def _look_again(discoverer: Discoverer) -> None:

@@ -23,10 +23,12 @@ from agent.hardware.resumption import Resumer
 from agent.health import HealthBook
 from agent.history.recorder import Recorder
 from agent.inventory.inventory import Inventory
+from agent.inventory.lookup import unselected
+from agent.inventory.shortfall import Shortfall
 from agent.kubelet.pods.pod_claims import PodClaims
-from agent.model import Health, Held
-from agent.runtime.chunked_work import BATCH
-from backends.base import Clears, Record, Signal, Verdict
+from agent.model import FORGOTTEN, Health, Held
+from agent.runtime.chunked_work import BATCH, in_batches
+from backends.base import Clears, Device, Record, Signal, Verdict
 
 if TYPE_CHECKING:
     from agent.daemon.list_publisher import Publisher
@@ -45,7 +47,10 @@ class Node:
     resumer: Resumer
     pod_claims: PodClaims
     history: Recorder
+    shortfall: Shortfall
     cdi: Cdi
+    selectable: Callable[[], Iterable[tuple[str, Device]]]
+    """Every device that a selector can name, with its backend, also those that no resource selects."""
     tasks: TaskGroup
     """Of the running agent; all these are there before anything changes."""
 
@@ -71,6 +76,14 @@ class Node:
         self.publisher.publish(self._clock(), since)
         if self.health.judgements != self._judgements:
             asyncio.get_running_loop().call_soon(self._changed.set)  # a turn later: the streams send first
+
+    def find(self, name: str) -> frozenset[str]:
+        """The hardware of this name, which what is there has, or had while it was offered; every face resolves names here.
+
+        Raises:
+            FairleadError: nothing is called that, or several devices are.
+        """
+        return self.inventory.find(name, unselected(self.selectable()), self.shortfall.former)
 
     # --- the kernel and the backends ---
 
@@ -106,6 +119,13 @@ class Node:
         self.inventory.set_health(self.health.recorded(signals, record, self._clock()))
         self._commit()
 
+    def last_word(self, hardware: Iterable[str]) -> str:
+        """What the kernel said last of hardware that has gone, as the end of a sentence; empty if nothing."""
+        now = self._clock()
+        told = [one for name in hardware for one in self.health.signals_of(name, now) if one.source == "record"]
+        last = max(told, key=lambda one: one.since, default=None)
+        return f"; the kernel's last word of it: {last.message.rstrip('.')}" if last else ""
+
     def to_holder(self, hardware: str, *, reset: bool) -> Health:
         """The health of this hardware for the pod that has it, now or after a reset of ours."""
         return self.health.to_holder(hardware, self._clock(), Clears.OUR_RESET if reset else None)
@@ -140,8 +160,11 @@ class Node:
 
     async def allocated(self, given: Sequence[Held]) -> None:
         """An Allocate is about to give these; returns when they are kept."""
-        is_new, changes_lists = self.ledger.allocate(given, self._clock()), self.inventory.claim(given)
+        is_new = changes_lists = False
         try:
+            async for batch in in_batches(given):
+                is_new |= self.ledger.allocate(batch, self._clock())
+                changes_lists |= self.inventory.claim(batch)
             if is_new:
                 await self.keeper.write_claims()
         finally:  # also where the kubelet does not wait for the reply
@@ -166,7 +189,8 @@ class Node:
         self.keep_claims()
 
     def claims_asked(self) -> None:
-        """The kubelet has answered who has what."""
+        """The kubelet was asked who has what, as it is every minute: names that nobody needs may go."""
+        self._commit()
         self.history.claims_changed()
 
     def keep_claims(self) -> None:
@@ -193,6 +217,14 @@ class Node:
         await self.keeper.write_health()
         return ended
 
+    def believe(self, hardware: Iterable[str]) -> tuple[str, ...]:
+        """A person says that no pod has this hardware that the kubelet has forgotten; the reason that ended, if it was one."""
+        believed = self.ledger.believe(frozenset(hardware))
+        if believed:
+            self.adopted(believed)
+            self.claims_settled()
+        return (FORGOTTEN,) if believed else ()
+
     # --- starts, and other configurations ---
 
     async def restore(self) -> None:
@@ -204,6 +236,11 @@ class Node:
         """These backends have scanned, or had their time: list what is known of them."""
         for kind in kinds:
             self.inventory.ready(kind)
+        self._commit()
+
+    def looked(self, looking: Set[str]) -> None:
+        """Every backend but these has looked at all its units."""
+        self.inventory.set_health(self.health.looked(looking, self._clock()))
         self._commit()
 
     def resend(self, resource: str) -> None:

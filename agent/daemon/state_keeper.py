@@ -66,14 +66,13 @@ class StateKeeper:
     async def restore(self) -> None:
         """Take in what the file says; where it says nothing, all stays as it is (reading it blocks)."""
         kept, now = self._state.read(), self._clock()
+        rebooted = kept.health is not None and kept.health.boot != self._health.boot
         async for batch in in_batches(kept.claims or ()):
-            self._ledger.restore(batch, now)
-            self._inventory.claim(batch)
+            self._inventory.claim(self._ledger.restore(batch, now, rebooted=rebooted))
         if kept.releasing is not None:
             self._releaser.add(kept.releasing)
         if kept.offered is not None:
-            rebooted = kept.health is None or kept.health.boot != self._health.boot
-            self._shortfall.restore(kept.offered, another_boot=rebooted)
+            self._shortfall.restore(kept.offered, another_boot=rebooted or kept.health is None)
         if kept.history is not None:
             self._history.restore(kept.history)
         if kept.health is not None:

@@ -23,8 +23,9 @@ from agent.cdi.on_demand import Cdi
 from agent.claims.ledger import Ledger
 from agent.config import Config
 from agent.console.node_name import node_name
+from agent.console.probe_service import serve as answer_probes
 from agent.console.service import serve
-from agent.daemon.boot import wait_for_held
+from agent.daemon.boot import HELD_BACK, list_when_found, wait_for_held
 from agent.daemon.configuration_swap import ConfigurationSwap
 from agent.daemon.control import AgentControl, Parts
 from agent.daemon.discovery_runner import DiscoveryRunner
@@ -109,8 +110,9 @@ class Agent:
         health, ledger, turns = HealthBook(boot_id(config.host)), Ledger(), HardwareQueue(clock)
         self.node = node = Node(inventory, health, ledger, turns, clock=clock, wall=wall)
         self._pod_claims = node.pod_claims = PodClaims(
-            ledger, inventory, node, settings.pod_resources, settings.plugin_dir, clock=clock, problems=problems
-        )
+            ledger, inventory, node, settings.pod_resources, settings.plugin_dir,
+            sys=config.host.sys, clock=clock, problems=problems,
+        )  # fmt: skip
         self._discovery = DiscoveryRunner(settings, config.host, backends, node, self.watchdog, counts, problems)
         self.discoverers = self._discovery.discoverers
 
@@ -123,7 +125,8 @@ class Agent:
         adopter = Adopter(backends, inventory, reconciler, self._discovery)
 
         # what outlives this process
-        self._shortfall = Shortfall(inventory, clock, wall)
+        self._shortfall = node.shortfall = Shortfall(inventory, clock, wall)
+        node.selectable = lambda: ((kind, it) for kind, of in self.discoverers.items() for it in of.selectable())
         lists = inventory, self._list_of, self._pod_claims.pods, self._shortfall
         node.history = Recorder(*lists, uids=self._pod_claims.uids_of, proc=config.host.proc, clock=clock, wall=wall)
         kept = ledger, node.releaser, inventory, health, self._shortfall, node.history
@@ -134,10 +137,12 @@ class Agent:
         admission = Admission(partial(checkpoint.version, settings.plugin_dir), clock)
         giving = inventory, backends, self._jobs, node.allocated
         lost_resources = LostResources(settings.pod_resources, settings.plugin_dir)
+        allocator = Allocator(*giving, cdi=node.cdi, admission=admission, holder=self._pod_claims.holder)
+        self._pod_claims.is_giving = allocator.is_giving
         factory = PluginFactory(
-            Allocator(*giving, cdi=node.cdi, admission=admission),
+            allocator,
             Preferences(inventory, backends, admission),
-            Starter(inventory, ledger, backends, self._jobs, node),
+            Starter(inventory, ledger, backends, self._jobs, node, self._pod_claims.two_pods),
             self._pod_claims,
             lost_resources,
             counts,
@@ -198,7 +203,10 @@ class Agent:
             tasks.start_soon(self._serving.predecessor.run)
             admin = partial(serve, self.control, self.config.agent.admin_socket, self.problems)
             tasks.start_soon(self._keep, "admin socket", admin)
+            probes = partial(answer_probes, self.control, self.watchdog, self.config.agent.admin_socket)
+            tasks.start_soon(self._keep, "probes", probes)
             if self.config.http.is_on:
+                self._serving.shares_http = not self.config.http.listen.startswith("unix:")
                 tasks.start_soon(self._keep, "HTTP", self._serve_http)
             await self._settle()
             log.info("ready", resources=self.inventory.names())
@@ -212,18 +220,30 @@ class Agent:
     async def _serve_http(self) -> None:
         serving = await to_thread.run_sync(_load_http)
         faces = self.control, self.watchdog, self.counts, self.config.http.listen, self.config.http.hosts, self.problems
+        listeners, predecessor = self._serving.standbys.listeners, self._serving.predecessor
         try:
-            await serving.serve(*faces)
+            await serving.serve(*faces, listeners, predecessor.listeners())
         except OSError as error:
-            if error.errno != errno.EADDRINUSE or not await self._serving.predecessor.lasts():
+            if error.errno != errno.EADDRINUSE or not await predecessor.lasts():
                 raise
-            await self._serving.predecessor.gone()  # who listens there
-            await serving.serve(*faces)
+            await predecessor.gone()  # who listens there
+            await serving.serve(*faces, listeners, predecessor.listeners())
 
     async def _settle(self) -> None:
         """Wait for what is to be known before the first list, as long as it is worth."""
         await self._discovery.settle(self._pod_claims)
-        self.node.ready(self.discoverers)
+        if self._discovery.looking() and await self._serving.predecessor.lasts():
+            with anyio.move_on_after(HELD_BACK):  # the agent before us serves meanwhile
+                await self._discovery.looked()
+        slow = self._discovery.looking()
+        self.node.ready(self.discoverers.keys() - slow)
+        for kind in slow:
+            told = self.problems.trouble(
+                "first look", f"the first look at the hardware of {kind} has not ended", "first-look-lasts",
+                "first-look-ended", backend=kind,
+            )  # fmt: skip
+            known = self.node, self._shortfall.awaits, self._discovery.looking, self._serving.kubelet
+            self.node.tasks.start_soon(list_when_found, kind, *known, told)
         at_most, awaits = self.config.agent.boot_wait, self._serving.wait_for
         await wait_for_held(self.node.ledger, self.inventory, self._serving.kubelet.socket, at_most, awaits)
         self._list_warnings.tell_of_selectors(self.config.resources)

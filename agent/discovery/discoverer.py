@@ -378,9 +378,12 @@ class Discoverer:
             if watches != self.watched:
                 self.watched = backend_answers.watches(self.backend, watches)
                 self.schedule.poll = watches.poll
-        except Exception as error:  # noqa: BLE001  # reported; it is asked again after the next scan
+        except Exception as error:  # noqa: BLE001  # reported; it is asked again after the next scan, which is soon
             self._reports.report("watches", [Problem("watches", f"watches() failed: {shown(error)}")])
+            self.schedule.retry(EVERY_UNIT)
         else:
             if "watches" in self.problems:
                 self._reports.report("watches", [])
+                if EVERY_UNIT not in self.problems:
+                    self.schedule.is_well(EVERY_UNIT)
         return self.watched

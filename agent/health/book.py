@@ -6,7 +6,7 @@ hardware whose health changed, with its new health. What happens at one moment m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from agent.health.deadlines import Deadlines
 from agent.health.drains import Drain
 from agent.health.flapping import LONGEST, Flapping
-from agent.health.judgement import Causes, Statement, compose, statements
+from agent.health.judgement import Causes, Statement, compose, counts_since, statements
 from agent.health.latches import Latches
 from agent.health.presence import Presence
 from agent.health.probes import Probes
@@ -53,6 +53,7 @@ class HealthBook:
     def probed(self, backend: str, units: Mapping[str, Iterable[Signal]], now: float) -> dict[str, Health]:
         """These units of a backend were probed, and this is all there is to see; nothing is of a unit that is gone."""
         touched: set[str] = set()
+        self._probes.look(backend, units)
         for unit, signals in units.items():
             if signals or (backend, unit) in self._probes.spoken:
                 touched |= self._probes.replace((backend, unit), signals, now)
@@ -196,7 +197,7 @@ class HealthBook:
     @property
     def revision(self) -> int:
         """Raised whenever what must outlive a restart changes."""
-        return self._changed + self._latches.revision
+        return self._changed + self._latches.revision + self._probes.revision
 
     def kept(self) -> KeptHealth:
         """What must outlive a restart."""
@@ -206,6 +207,7 @@ class HealthBook:
             latches=tuple(self._latches.all()),
             quarantines=tuple(self._flapping.all()),
             handled=dict(self.handled),
+            sightings=self._probes.kept(),
         )
 
     def restore(self, kept: KeptHealth, now: float, wall: float) -> dict[str, Health]:
@@ -233,10 +235,17 @@ class HealthBook:
         for source, read in kept.handled.items():
             if read.boot == self.boot:
                 self._note(source, read)
-        changes = self._judge(before | self._kept_hardware(), now)
+        sighted = self._probes.restore(kept.sightings if same_boot else (), now)
+        names = before | self._kept_hardware() | sighted
+        self._failing |= {it for it in names if self._causes(it, now).while_held(now).state is State.UNHEALTHY}
+        changes = self._judge(names, now)
         restored = {name: self._backdate(name, now) for name in changes}
         self._moment = -1.0  # what happens in the same moment comes after this, and is dated from it
         return restored
+
+    def looked(self, looking: Set[str], now: float) -> dict[str, Health]:
+        """Every backend but these has looked at all its units: what an earlier run saw in others is not there any more."""
+        return self._judge(self._probes.looked(looking, now), now)
 
     def _kept_hardware(self) -> set[str]:
         """The hardware of which something must outlive a restart."""
@@ -246,7 +255,7 @@ class HealthBook:
     def _backdate(self, hardware: str, now: float) -> Health:
         """It is as it is since the first of what counts, not since we know."""
         if (health := self.of(hardware)) is not HEALTHY:
-            since = min(it.since for it in self.signals_of(hardware, now) if it.counts)
+            since = counts_since(self._causes(hardware, now), now, self._offset)
             health = self._health[hardware] = replace(health, since=min(since, now))
         return health
 

@@ -88,6 +88,12 @@ def statements(causes: Causes, now: float, offset: float) -> tuple[Statement, ..
     return (*_overruling(causes, offset), *(_statement(it, now) for it in sorted(causes.said, key=lambda it: it.since)))
 
 
+def counts_since(causes: Causes, now: float, offset: float) -> float:
+    """Since when the first of what counts does, on the monotonic clock; `offset` as above."""
+    said = (it.begins for it in causes.said if counts(it.verdict(now)))
+    return min((*said, *(it.since for it in _overruling(causes, offset))))
+
+
 def _overruling(causes: Causes, offset: float) -> Iterator[Statement]:
     operator = frozenset({Clears.OPERATOR})
     if (drain := causes.drain) is not None:

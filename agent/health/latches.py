@@ -42,9 +42,14 @@ class Latch(Struct, frozen=True):
         """What it means at this time."""
         return matured(self.signal, self.since, now)
 
+    @property
+    def begins(self) -> float:
+        """When it begins to count, or began."""
+        return self.since + self.signal.after if self.signal.verdict is Verdict.DELAYED else self.since
+
     def deadline(self) -> float | None:
         """When it begins to count."""
-        return self.since + self.signal.after if self.signal.verdict is Verdict.DELAYED else None
+        return self.begins if self.signal.verdict is Verdict.DELAYED else None
 
     @property
     def waits_for(self) -> frozenset[Clears]:

@@ -1,13 +1,15 @@
 """Keeps what the last probes of each unit said, and applies hysteresis.
 
 What one look at a unit said is the whole truth the unit's probes know, and replaces what they said before. A unit
-that is not looked at (its read hangs) keeps its signals: none ends, and delays go on.
+that is not looked at (its read hangs) keeps its signals: none ends, and delays go on. So do those that an earlier run of
+ours saw, until its unit is looked at: a restart is no look.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,6 +17,8 @@ from msgspec.structs import replace
 from agent.health.measured_values import Measures, Source
 from agent.health.severity import counts, matured
 from backends.base import Clears, Signal, Verdict
+
+_KEPT: Final = frozenset({Verdict.NOW, Verdict.DELAYED, Verdict.DEGRADED})
 
 _Kind = tuple[Source, str, Verdict, str]
 """Source, reason, verdict, and the name of the number behind it."""
@@ -47,12 +51,20 @@ class Active(Struct, frozen=True):
         """Has it been absent for long enough?"""
         return self.gone_since is not None and self.gone_since + self.signal.recover_after <= now
 
+    @property
+    def _waits(self) -> bool:
+        return self.signal.verdict is Verdict.DELAYED and not self.at_once
+
+    @property
+    def begins(self) -> float:
+        """When it begins to count, or began."""
+        return self.since + self.signal.after if self._waits else self.since
+
     def deadline(self) -> float | None:
         """When time alone will change what it means; the same sums as above, so that none is missed by a rounding."""
         if self.gone_since is not None:
             return self.gone_since + self.signal.recover_after
-        waits = self.signal.verdict is Verdict.DELAYED and not self.at_once
-        return self.since + self.signal.after if waits else None
+        return self.begins if self._waits else None
 
     def leads_to(self, signal: Signal, now: float) -> bool:
         """Does it count after a delay that the other need not wait for again?
@@ -65,6 +77,14 @@ class Active(Struct, frozen=True):
         return lasted and self.signal.unless_held <= signal.unless_held
 
 
+class Sighting(Struct, frozen=True):
+    """A signal and where it was seen, for the next run."""
+
+    backend: str
+    unit: str
+    active: Active
+
+
 class Probes:
     """The signals of all probes, by hardware."""
 
@@ -73,6 +93,11 @@ class Probes:
         self.spoken: dict[Source, frozenset[str]] = {}
         """The units whose signals are remembered, each with the hardware that these are about."""
         self.measures = Measures()
+        self.revision = 0
+        """Raised whenever what is kept changes."""
+        self._looking: Set[str] | None = None  # the backends that have not looked at all their units yet; None: all
+        self._looked: set[Source] = set()  # their units that they have looked at
+        self._unseen: set[Source] = set()  # their units of which another run's signals count until they do
 
     def of(self, hardware: str) -> Iterable[Active]:
         """The signals about this hardware that count, or may yet."""
@@ -80,6 +105,7 @@ class Probes:
 
     def replace(self, source: Source, signals: Iterable[Signal], now: float) -> Set[str]:
         """Take what a unit's probes say for what they said before; the hardware concerned."""
+        self._unseen.discard(source)
         seen: defaultdict[str, dict[_Key, Signal]] = defaultdict(dict)
         for signal in signals:
             if signal.measure is None or self.measures.counts(source, signal.hardware, signal.measure):
@@ -93,6 +119,7 @@ class Probes:
 
     def _update(self, hardware: str, source: Source, seen: dict[_Key, Signal], now: float) -> None:
         active = self._active[hardware]
+        known_before = _kept(active)
         before = [it for key, it in active.items() if key[0][0] == source]
         unseen = [key for key in active if key[0][0] == source and key not in seen]
         for key, signal in seen.items():
@@ -100,10 +127,14 @@ class Probes:
             if known is None and (renamed := next((old for old in unseen if old[0] == key[0]), None)):
                 unseen.remove(renamed)  # the same signal, said with other words
                 known = active.pop(renamed)
-            since = known.since if known and not known.is_over(now) else now
-            active[key] = Active(signal, since, at_once=any(it.leads_to(signal, now) for it in before))
+            known = None if known is None or known.is_over(now) else known
+            at_once = any(it.leads_to(signal, now) for it in before if it is not known)
+            active[key] = Active(
+                signal, known.since if known else now, at_once=at_once or bool(known and known.at_once)
+            )
         for key in unseen:
             self._fade(active, key, now)
+        self.revision += _kept(active) != known_before
         self.settle(hardware, now)
 
     def _fade(self, active: dict[_Key, Active], key: _Key, now: float) -> None:
@@ -120,8 +151,56 @@ class Probes:
             return
         for key in [key for key, it in active.items() if it.is_over(now)]:
             del active[key]
+            self.revision += 1
         if not active:
             del self._active[hardware]
+
+    # --- what outlives a restart ---
+
+    def kept(self) -> tuple[Sighting, ...]:
+        """Every signal that makes hardware Unhealthy or Degraded, now or later."""
+        every = (item for active in self._active.values() for item in _kept(active).items())
+        return tuple(Sighting(*key[0][0], it) for key, it in every)
+
+    def restore(self, kept: Iterable[Sighting], now: float) -> Set[str]:
+        """Take in what another run saw last; the hardware concerned. Our own looks know better what is there, not since when."""
+        touched: set[str] = set()
+        for it in kept:
+            source, hardware = (it.backend, it.unit), it.active.signal.hardware
+            theirs, active = replace(it.active, since=min(it.active.since, now)), self._active[hardware]
+            if (ours := active.get(key := _key(source, theirs.signal))) is not None:
+                at_once = ours.at_once or theirs.at_once
+                active[key] = replace(ours, since=min(ours.since, theirs.since), at_once=at_once)
+            else:
+                active[key] = theirs
+                if source in self._looked or not self._is_looking(it.backend):
+                    self._fade(active, key, now)
+                else:
+                    self._unseen.add(source)
+            self.spoken[source] = self.spoken.get(source, frozenset()) | {hardware}
+            touched.add(hardware)
+        return touched
+
+    def look(self, backend: str, units: Iterable[str]) -> None:
+        """Note that these units are being looked at."""
+        if self._is_looking(backend):
+            self._looked.update((backend, unit) for unit in units)
+
+    def looked(self, looking: Set[str], now: float) -> Set[str]:
+        """Note that every backend but these has looked at all its units; the hardware of units that were not there any more."""
+        self._looking = looking
+        self._looked = {source for source in self._looked if source[0] in looking}
+        gone = [source for source in self._unseen if source[0] not in looking]
+        return {hardware for source in gone for hardware in self.replace(source, (), now)}
+
+    def _is_looking(self, backend: str) -> bool:
+        """Is its first look at all units under way?"""
+        return self._looking is None or backend in self._looking
+
+
+def _kept(active: Mapping[_Key, Active]) -> dict[_Key, Active]:
+    """Those of them that make hardware Unhealthy or Degraded, now or later."""
+    return {key: it for key, it in active.items() if it.signal.verdict in _KEPT}
 
 
 def _key(source: Source, signal: Signal) -> _Key:

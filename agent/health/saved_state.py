@@ -15,6 +15,7 @@ from msgspec import Struct
 from agent.health.drains import Drain
 from agent.health.flapping import Quarantine
 from agent.health.latches import Latch
+from agent.health.probes import Sighting
 
 
 class Handled(Struct, frozen=True):
@@ -29,7 +30,7 @@ class Handled(Struct, frozen=True):
 
 
 class KeptHealth(msgspec.Struct, frozen=True):
-    """What a HealthBook knows that no look at the hardware would tell it again."""
+    """What a HealthBook knows that no look at the hardware would tell it again, or not at once: since when it is so."""
 
     boot: str = ""
     """The boot that its monotonic times belong to."""
@@ -38,3 +39,5 @@ class KeptHealth(msgspec.Struct, frozen=True):
     quarantines: tuple[Quarantine, ...] = ()
     handled: Mapping[str, Handled] = {}
     """By the record's source: `kmsg`, `uevent`."""
+    sightings: tuple[Sighting, ...] = ()
+    """What probes saw last."""

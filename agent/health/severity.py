@@ -23,6 +23,10 @@ class Said(Protocol):
         """Since when it is said."""
 
     @property
+    def begins(self) -> float:
+        """When it begins to count, or began."""
+
+    @property
     def waits_for(self) -> frozenset[Clears]:
         """What ends it, where it is not a probe that no longer says so."""
 

@@ -210,7 +210,10 @@ def pod_of(proc: Path, pid: int) -> str | None:
         cgroup = files.read(proc / str(pid) / "cgroup", _CGROUP_BYTES)
     except OSError:
         return None
+    return uid_in(cgroup)
+
+
+def uid_in(cgroup: bytes) -> str:
+    """The UID of the pod that a cgroup's name or path is of; empty if it is of none."""
     found = _POD.search(cgroup)
-    if found is None:
-        return ""
-    return found[1].decode().replace("_", "-")
+    return found[1].decode().replace("_", "-") if found else ""

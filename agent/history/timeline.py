@@ -1,7 +1,8 @@
 """Folds a device's changes into the periods of the last 24 hours. Pure.
 
 Only changes are kept: a device that was healthy and free all the time has none. Wall clock times are, as the clock had them;
-the order is that in which they were noted. Where the clock was set back, what lies behind what follows is drawn together.
+the order is that in which they were noted. Where the clock was set back, what lies behind what follows is drawn together,
+and the last change is never after now.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ GONE: Final = "Gone"
 UNKNOWN: Final = "Unknown"
 
 _SETTLES: Final = 2.0  # seconds from a daemon's begin to its first lists
+_MOMENT: Final = 0.001  # seconds that it has been as it is now, at least
 _NOT_RUNNING: Final = "Fairlead did not run"
 _FORGOTTEN: Final = "it is not kept any more: too much has happened since"
 
@@ -115,7 +117,7 @@ def periods(changes: Sequence[Change], runs: Sequence[Run], now: float) -> list[
         now: seconds since the epoch.
     """
     begin = now - SPAN
-    starts = [begin, *(max(begin, it) for it in _in_order([it.time for it in changes], now)), now]
+    starts = [begin, *(max(begin, it) for it in _in_order([it.time for it in changes], now - _MOMENT)), now]
     conditions = [_before(changes), *(it.condition for it in changes)]
     told = [
         Period(start, end, it) for (start, end), it in zip(pairwise(starts), conditions, strict=True) if start < end

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from agent.inventory.competition import assign
 from agent.inventory.facts import Facts
 from agent.inventory.found_devices import Found, Indexes
-from agent.inventory.lookup import find, places_of
+from agent.inventory.lookup import Place, find, places_of
 from agent.inventory.selection import Selection
 from agent.inventory.slot_writer import SlotWriter
 from agent.inventory.slots import Listing
@@ -26,6 +26,13 @@ from agent.inventory.tombstones import Holdings, is_same
 from agent.model import Health, Held, Slot, SlotKey, Snapshot, State
 from agent.runtime import garbage
 from backends.base import Backend, Device, Link, Resource
+
+KEPT: Final = 86400.0
+"""Seconds for which a name that a template gave is served without a device and without a claim: as long as its hardware is said
+to be missing. The kubelet goes on with a capacity of 0 afterwards, as before (kubelet contract: A3, A2)."""
+
+MOST_EMPTY: Final = 64
+"""Such names at a time, those that were used last: each is a socket, and as many may come as there are sticks with serials."""
 
 
 class Inventory:
@@ -59,6 +66,8 @@ class Inventory:
         """Raised whenever other devices are there, or have other places, or other resources."""
         self.names_revision = 0
         """Raised whenever `names` may be others."""
+        self._empty: dict[str, float] = {}
+        """Name that a template gave → since when (monotonic seconds) it has had neither a device nor a claim."""
 
     # --- what goes in ---
 
@@ -176,6 +185,7 @@ class Inventory:
         """Continue the lists of `before`, so that only slots that differ count as changed; `before` is not altered."""
         self.revision, self.names_revision = before.revision + 1, before.names_revision + 1
         self.selection.go_on_from(before.selection)
+        self._empty = before._empty
         self._ready = before._ready & {resource.spec.backend for resource in self.selection.written.values()}
         for name, listing in before._lists.items():
             self._lists.setdefault(name, Listing(name)).go_on_from(listing)
@@ -192,6 +202,7 @@ class Inventory:
 
     def take(self, now: float = 0.0) -> list[Snapshot]:
         """The snapshots of the resources that changed since the last call; `now` (monotonic) dates what became of claims."""
+        self._let_empty_go(now)
         snapshots = []
         for name, listing in list(self._lists.items()):
             resource = self.selection.resources.get(name)
@@ -201,6 +212,18 @@ class Inventory:
                 del self._lists[name]  # retired: its last claim has ended
                 self.names_revision += 1
         return snapshots
+
+    def _let_empty_go(self, now: float) -> None:
+        """Let the names of templates go that nothing has needed for long, and the longest unused where there are many."""
+        self._empty = {
+            name: self._empty.get(name, now)
+            for name, it in self.selection.resources.items()
+            if it.template and it.spec.backend in self._ready and not self._lists[name].slots
+        }
+        oldest = sorted(self._empty, key=self._empty.__getitem__)
+        for n, name in enumerate(oldest):
+            if n < len(oldest) - MOST_EMPTY or now - self._empty[name] >= KEPT:
+                self.selection.let_go(name)
 
     def slot(self, resource: str, device_id: str) -> Slot | None:
         """One slot as it is now."""
@@ -250,6 +273,10 @@ class Inventory:
         """Why an ID that a pod holds, as far as is known here, is not to be given to the next one; None if it may be."""
         return self._slots.why_not_again(slot)
 
+    def is_for_one(self, slot: SlotKey) -> bool:
+        """May only one pod at a time have what is behind this ID, as far as the operator has said?"""
+        return slot[0] in self._lists and self._slots.is_for_one(slot)
+
     def links(self, backend: str) -> list[Link]:
         """All links between devices of a backend."""
         return [link for links in self._links[backend].values() for link in links]
@@ -269,14 +296,16 @@ class Inventory:
         holding = next((claim.backend for claim in claims), None)
         return self.selection.kind(name) or holding or self.selection.kind_to_be(name)
 
-    def find(self, name: str) -> frozenset[str]:
+    def find(self, name: str, *others: Iterable[Place]) -> frozenset[str]:
         """The hardware that a person calls so: a device's key, an ID, the hardware's own name.
+
+        `others` are looked at where nothing that is there has the name.
 
         Raises:
             FairleadError: nothing is called that, or several devices are.
         """
         tombstones = (it for it in self._held.by_slot.values() if it.id not in self._lists[it.resource].owners)
-        return find(name, places_of(self._all(), tombstones))
+        return find(name, places_of(self._all(), tombstones), *others)
 
     def unclaimed(self) -> list[Found]:
         """The devices that no resource has; `why` has the reasons."""

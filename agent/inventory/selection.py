@@ -1,7 +1,7 @@
 """Keeps the resources in force, and says which of them select a device.
 
 A template stands for resources that devices bring into force by joining them, and pods by holding of them. They stay until
-the process ends, or a reload takes the template away.
+they have had neither for long (`inventory.KEPT`), the process ends, or a reload takes the template away.
 """
 
 from __future__ import annotations
@@ -124,6 +124,12 @@ class Selection:
         self.resources[name] = _given_by(giver, name)
         self._news.append(self.resources[name])
         return True
+
+    def let_go(self, name: str) -> None:
+        """Have a resource that a template has given no more; a device or a claim may bring it again."""
+        del self.resources[name], self._order[name]
+        self.stands_for.pop(name, None)
+        self._news = [it for it in self._news if it.name != name]
 
     def take_given(self) -> list[Resource[Any]]:
         """The resources that templates have given since the last call."""

@@ -12,6 +12,7 @@ from agent.inventory.slots import Listing
 from agent.inventory.tombstones import (
     CROWDED,
     GONE,
+    TROUBLES,
     UNMAPPED,
     Holdings,
     beside,
@@ -74,7 +75,7 @@ class SlotWriter:
             listing.put_device(place.ids, device, health)
             return
         held = [claim for i in place.ids if (claim := listing.claims.get(i))]
-        others = {claim.id: replaced(claim, device) for claim in held if not is_same(claim, device)}
+        others = {claim.id: why for claim in held if (why := _wrong(claim, found)) is not None}
         former: Sequence[SlotKey] = ()
         if taken or minds_claims:
             former = self._former(found, listing)
@@ -116,10 +117,8 @@ class SlotWriter:
             if listing.keeps_back or self._taken(found):
                 self.write_device(found)
                 return
-            device = found.device
-            is_its_own = claim is None or is_same(claim, device)
-            health = self._health_of(found) if is_its_own or claim is None else replaced(claim, device)
-            listing.put(Slot(device_id, device, health))
+            wrong = _wrong(claim, found) if claim is not None else None
+            listing.put(Slot(device_id, found.device, wrong or self._health_of(found)))
         elif claim is not None:
             self._write_former(listing, [claim])
         else:
@@ -136,6 +135,7 @@ class SlotWriter:
         device = found.device
         return (
             self._lists[claim.resource].keeps_back
+            or bool(claim.trouble)
             or not self._health.keys().isdisjoint(device.hardware | device.depends)
             or not self._foreign.by_hardware.keys().isdisjoint(device.hardware)
             or any(len(self._index.at.get(name, ())) > 1 for name in places(claim))
@@ -171,15 +171,23 @@ class SlotWriter:
         """
         if not self._held.by_place or not _is_for_one(found):
             return None
-        slots = {slot for name in places(found.device) for slot in self._held.by_place.get(name, ())}
-        for slot in sorted(slots):
-            claim = self._held.by_slot[slot]
-            home = self._home(claim)
-            if home is not found and (
-                home is None or (_is_for_one(home) and owns_its_place(claim) != owns_its_place(found.device))
-            ):
-                return beside(*slot, min(places(claim) & places(found.device)))
-        return None
+        there = [self._held.by_place[name] for name in places(found.device) if name in self._held.by_place]
+        taking: list[SlotKey] = []
+        for alike, ids in {alike: ids for at in there for alike, ids in at.items()}.items():
+            owners = self._lists[alike[0]].owners
+            its_owners = set(map(owners.get, ids))
+            for owner in its_owners:  # a thousand tokens of one device are judged once
+                slot = alike[0], min(ids if len(its_owners) == 1 else (one for one in ids if owners.get(one) is owner))
+                claim = self._held.by_slot[slot]
+                home = self._home(claim)
+                if home is not found and (
+                    home is None or (_is_for_one(home) and owns_its_place(claim) != owns_its_place(found.device))
+                ):
+                    taking.append(slot)
+        if not taking:
+            return None
+        first = min(taking)
+        return beside(*first, min(places(self._held.by_slot[first]) & places(found.device)))
 
     def _home(self, claim: Held) -> Found | None:
         """The device that a pod was given, if it is there: under its ID, or under another."""
@@ -199,8 +207,10 @@ class SlotWriter:
         """The slots of the pods that hold some of a device: what `_homes` finds, seen from the device."""
         slots = {slot for name in device.hardware for slot in self._held.by_hardware.get(name, ())}
         if device.place and owns_its_place(device):
-            theirs = (slot for name in device.place for slot in self._held.by_place.get(name, ()))
-            slots.update(slot for slot in theirs if owns_its_place(self._held.by_slot[slot]))
+            theirs = ((it, ids) for name in device.place for it, ids in self._held.by_place.get(name, {}).items())
+            for it, ids in theirs:
+                if owns_its_place(self._held.by_slot[it[0], next(iter(ids))]):
+                    slots.update((it[0], one) for one in ids)
         return slots
 
     def _former(self, found: Found, listing: Listing) -> list[SlotKey]:
@@ -219,9 +229,9 @@ class SlotWriter:
 
     def _write_former(self, listing: Listing, claims: Iterable[Held]) -> None:
         """Write the slots of claims whose IDs no device has; a thousand of one device are judged once."""
-        behind: dict[tuple[frozenset[str], str, frozenset[str]], tuple[Device | None, Health]] = {}
+        behind: dict[tuple[frozenset[str], str, frozenset[str], str], tuple[Device | None, Health]] = {}
         for claim in claims:
-            if (key := (claim.hardware, claim.identity, claim.place)) not in behind:
+            if (key := (claim.hardware, claim.identity, claim.place, claim.trouble)) not in behind:
                 behind[key] = self._behind(claim)
             listing.put(Slot(claim.id, *behind[key]))
 
@@ -240,6 +250,8 @@ class SlotWriter:
         home = max(homes, key=lambda found: len(found.device.hardware & claim.hardware))
         if not self._lists[claim.resource].crowded.isdisjoint(homes):
             return home.device, CROWDED
+        if (wrong := _wrong(claim, home)) is not None:
+            return home.device, wrong
         states = {(health := self._health_of(found)).state: health for found in reversed(homes)}
         return home.device, states.get(State.UNHEALTHY) or states.get(State.DEGRADED) or HEALTHY
 
@@ -292,6 +304,14 @@ class SlotWriter:
                 return elsewhere(*claim.slot)
         return listing.withheld or (self._taken(found) if found is not None else None)
 
+    def is_for_one(self, slot: SlotKey) -> bool:
+        """May only one pod at a time have what is behind this ID, as far as the operator has said?"""
+        listing = self._lists[slot[0]]
+        found, claim = listing.owners.get(slot[1]), listing.claims.get(slot[1])
+        if found is None and claim is not None:
+            found = self._home(claim)
+        return found is not None and _is_for_one(found)
+
     def _given_elsewhere(self, found: Found) -> Held | None:
         """The first claim of a pod that has a device's hardware through a resource which is not ours."""
         slots = {slot for name in found.device.hardware for slot in self._foreign.by_hardware.get(name, ())}
@@ -308,6 +328,13 @@ class SlotWriter:
         if why:
             return unusable(why)
         return GONE if claim.hardware else UNMAPPED
+
+
+def _wrong(claim: Held, found: Found) -> Health | None:
+    """Why the slot of a pod that has this device, or another in its place, is Unhealthy, however the device is."""
+    if not is_same(claim, found.device):
+        return replaced(claim, found.device)
+    return TROUBLES.get(claim.trouble) if claim.trouble and _is_for_one(found) else None
 
 
 def _is_for_one(found: Found) -> bool:

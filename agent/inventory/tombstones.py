@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
 from agent.health.presence import PLUGGED
-from agent.model import Health, Held, SlotKey, State
+from agent.model import FORGOTTEN, TWO_PODS, Health, Held, SlotKey, State
 from agent.runtime.errors import some
 from backends.base import Device
 
@@ -16,10 +16,25 @@ GONE: Final = Health(State.UNHEALTHY, "gone", "the device is gone; a pod still h
 UNMAPPED: Final = Health(
     State.UNHEALTHY, "unmapped", "a pod holds it, and nothing that the pod was given leads to a device of this node"
 )
+TROUBLES: Final = {
+    FORGOTTEN: Health(
+        State.UNHEALTHY, FORGOTTEN,
+        "a pod holds it, and the kubelet, which lost its record of that, would give it to another pod",
+    ),
+    TWO_PODS: Health(
+        State.UNHEALTHY, TWO_PODS,
+        "two pods hold it at the same time, because the kubelet gave it out twice: delete one of them",
+    ),
+}  # fmt: skip
+"""Of a slot for one pod, by the trouble of its claim."""
 CROWDED: Final = Health(State.UNHEALTHY, "held", "more pods hold the same hardware than may have it")
 
 NOT_SEEN: Final = "not-seen"
 """The reason that faces show instead while the backend could not look whether the device is there."""
+
+
+Alike = tuple[str, frozenset[str], str, frozenset[str]]
+"""Resource, hardware, identity and place: what the claims of a device's tokens have in common."""
 
 
 class Holdings:
@@ -29,8 +44,8 @@ class Holdings:
         self.by_slot: dict[SlotKey, Held] = {}
         self.by_hardware: defaultdict[str, set[SlotKey]] = defaultdict(set)
         """Hardware → the slots of the pods that hold it; never an empty set."""
-        self.by_place: defaultdict[str, set[SlotKey]] = defaultdict(set)
-        """The same for places."""
+        self.by_place: defaultdict[str, dict[Alike, set[str]]] = defaultdict(dict)
+        """Place → the IDs that pods hold there, those of one device together; never an empty set."""
 
     def add(self, claim: Held) -> Held | None:
         """Keep this claim; returns the one that its slot had before, which may be equal."""
@@ -39,24 +54,31 @@ class Holdings:
             if before is not None:
                 self.remove(slot)
             self.by_slot[slot] = claim
-            for index, names in self._places(claim):
-                for name in names:
-                    index[name].add(slot)
+            for name in claim.hardware:
+                self.by_hardware[name].add(slot)
+            for name in places(claim):
+                self.by_place[name].setdefault(_alike(claim), set()).add(claim.id)
         return before
 
     def remove(self, slot: SlotKey) -> Held:
         """Forget the claim of this slot; returns it."""
         claim = self.by_slot.pop(slot)
-        for index, names in self._places(claim):
-            for name in names:
-                index[name].discard(slot)
-                if not index[name]:
-                    del index[name]
+        for name in claim.hardware:
+            self.by_hardware[name].discard(slot)
+            if not self.by_hardware[name]:
+                del self.by_hardware[name]
+        for name in places(claim):
+            there, alike = self.by_place[name], _alike(claim)
+            there[alike].discard(claim.id)
+            if not there[alike]:
+                del there[alike]
+            if not there:
+                del self.by_place[name]
         return claim
 
-    def _places(self, claim: Held) -> Iterator[tuple[defaultdict[str, set[SlotKey]], frozenset[str]]]:
-        yield self.by_hardware, claim.hardware
-        yield self.by_place, places(claim)
+
+def _alike(claim: Held) -> Alike:
+    return claim.resource, claim.hardware, claim.identity, claim.place
 
 
 def places(of: Held | Device) -> frozenset[str]:

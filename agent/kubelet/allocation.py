@@ -20,8 +20,9 @@ from agent.discovery.backend_answers import ask
 from agent.hardware.jobs import Jobs, Kind, broken
 from agent.inventory.inventory import Inventory
 from agent.kubelet import wire
-from agent.model import Held, Slot
+from agent.model import Held, Slot, SlotKey
 from agent.placement.admission import Admission
+from agent.runtime.chunked_work import in_slices
 from agent.runtime.errors import brief
 from backends.base import AllocationRefused, Backend, Device, Grant, Resource
 
@@ -31,6 +32,9 @@ CLAIM_DEADLINE: Final = 10.0
 _FAILED: Final = "could not be made ready"
 
 log = structlog.get_logger()
+
+Holder = Callable[[Sequence[SlotKey]], Awaitable[tuple[SlotKey, str] | None]]
+"""Finds out which of these claimed slots a pod has for certain, and which pod, in words."""
 
 
 class Allocator:
@@ -46,6 +50,7 @@ class Allocator:
         claim_deadline: float = CLAIM_DEADLINE,
         cdi: Cdi | None = None,
         admission: Admission | None = None,
+        holder: Holder | None = None,
     ) -> None:
         """Prepare.
 
@@ -57,6 +62,7 @@ class Allocator:
             claim_deadline: seconds until the hardware is ready.
             cdi: where resources hand out by CDI.
             admission: remembers what is given, for the choice among the container's other resources.
+            holder: finds who has what is claimed.
         """
         self._inventory = inventory
         self._backends = backends
@@ -64,7 +70,14 @@ class Allocator:
         self._record = record
         self._cdi = cdi
         self._admission = admission or Admission()
+        self._holder = holder
+        self._under_way: set[SlotKey] = set()
+        """What is for one pod, and being given to it."""
         self._claim = Kind("claim", _FAILED, "Create the pod again", claim_deadline)
+
+    def is_giving(self) -> bool:
+        """Is anything being given that is for one pod?"""
+        return bool(self._under_way)
 
     async def allocate(self, name: str, ids: Sequence[str], told: Callable[[str], bool]) -> wire.Encoded:
         """Claim these IDs and say what the container gets, as an AllocateResponse.
@@ -78,10 +91,32 @@ class Allocator:
             AllocationRefused: nothing is handed out; the sentence is for the pod's owner.
         """
         so_far = self._admission.take(name)
+        self._configured(name)
+        grants = await in_slices(self._grant(name, device_id, told) for device_id in sorted(set(ids)))
+        slots = {(name, grant.id) for grant in grants if self._inventory.is_for_one((name, grant.id))}
+        # the kubelet asks for one container of a pod after the other: what overlaps is for two pods
+        if twice := slots & self._under_way:
+            raise AllocationRefused(_in_use(min(twice), "another pod, which is being given it at this moment,"))
+        self._under_way |= slots
+        try:
+            claims = self._inventory.claims(name)
+            if self._holder and (claimed := sorted(slot for slot in slots if slot[1] in claims)):
+                if (found := await self._holder(claimed)) is not None:
+                    raise AllocationRefused(_in_use(*found))
+                grants = await in_slices(self._grant(name, grant.id, told) for grant in grants)
+            given = await self._give(name, grants, told)
+        finally:
+            self._under_way -= slots
+        self._admission.given({**so_far, name: [grant.device for grant in given[1]]})
+        return given[0]
+
+    async def _give(
+        self, name: str, grants: Sequence[Grant], told: Callable[[str], bool]
+    ) -> tuple[wire.Encoded, Sequence[Grant]]:
+        """Record the claims, make the hardware ready, and say what the container gets, with the grants as they are then."""
         resource = self._configured(name)
-        grants = [self._grant(name, device_id, told) for device_id in sorted(set(ids))]
         kind = resource.spec.backend
-        given = [Held.of(name, it.id, kind, it.device) for it in grants]
+        given = await in_slices(Held.of(name, it.id, kind, it.device) for it in grants)
         await self._record(given)
         ready = None
         while (now := self._configured(name)) != ready:  # a reload may have changed it while we waited
@@ -89,7 +124,7 @@ class Allocator:
                 raise AllocationRefused(f"{name} is of other devices since a moment ago. Create the pod again.")
             await self._make_ready(now, grants, given)
             resource = ready = now
-        grants = [self._still(name, grant, told) for grant in grants]
+        grants = await self._all_still(name, grants, told)
         backend = self._backends[kind]
         with _blaming("edits", resource, grants):
             edits = backend_answers.edits(ask(partial(backend.edits, resource, grants)))
@@ -97,11 +132,9 @@ class Allocator:
                 edits = await self._cdi.answer(resource, grants, edits)
                 if self._configured(name) != resource:
                     raise AllocationRefused(f"{name} was configured anew a moment ago. Create the pod again.")
-                for grant in grants:  # a list may have gone out while the specification was written (A7.1)
-                    self._still(name, grant, told)
-            answer = wire.encode_allocate([edits])
-        self._admission.given({**so_far, name: [grant.device for grant in grants]})
-        return answer
+                # a list may have gone out while the specification was written
+                await self._all_still(name, grants, told)
+            return wire.encode_allocate([edits]), grants
 
     def _configured(self, name: str) -> Resource[Any]:
         if (resource := self._inventory.resource(name)) is None:
@@ -111,15 +144,20 @@ class Allocator:
     def _grant(self, name: str, device_id: str, told: Callable[[str], bool]) -> Grant:
         slot = self._inventory.slot(name, device_id)
         if slot is None or not told(device_id):
-            raise AllocationRefused(
-                f"{name} has no device {brief(device_id)} on this node at the moment: it is gone, or it has come back "
-                "only just now. Create the pod again."
-            )
+            raise _gone(name, device_id)
         if slot.device is None or not slot.health.offered:
             raise AllocationRefused(unfit(name, slot))
         if (why := self._inventory.why_not_again((name, device_id))) is not None:
             raise AllocationRefused(unfit(name, slot._replace(health=why)))
         return Grant(device_id, slot.device)
+
+    async def _all_still(self, name: str, before: Sequence[Grant], told: Callable[[str], bool]) -> list[Grant]:
+        """The grants as they are after we waited; in the step that goes on from here, every ID is in the last list (A7.1)."""
+        now = await in_slices(self._still(name, grant, told) for grant in before)
+        for grant in now:
+            if not told(grant.id):
+                raise _gone(name, grant.id)
+        return now
 
     def _still(self, name: str, before: Grant, told: Callable[[str], bool]) -> Grant:
         """The grant as it is after we waited; `claim` may have changed the device (its driver, its nodes)."""
@@ -166,11 +204,25 @@ def _blaming(call: str, resource: Resource[Any], grants: Sequence[Grant]) -> Ite
         raise AllocationRefused(broken(named, _FAILED, resource.spec.backend, error)) from error
 
 
+def _gone(name: str, device_id: str) -> AllocationRefused:
+    return AllocationRefused(
+        f"{name} has no device {brief(device_id)} on this node at the moment: it is gone, or it has come back "
+        "only just now. Create the pod again."
+    )
+
+
 def _refuse_another(name: str, grant: Grant, now: Device) -> None:
     if (now.hardware, now.identity) != (grant.device.hardware, grant.device.identity):
         raise AllocationRefused(
             f"{grant.id} of {name} was exchanged for another device while it was made ready. Create the pod again."
         )
+
+
+def _in_use(slot: SlotKey, who: str) -> str:
+    return (
+        f"Device {brief(slot[1])} of {slot[0]} is in use: {who} has it, and the kubelet asks for it a second time. "
+        "Create the pod again."
+    )
 
 
 def unfit(name: str, slot: Slot) -> str:

@@ -2,8 +2,9 @@
 
 Another plugin that registers the same name takes the kubelet's client from us. While it serves, the kubelet's record has its
 devices; when it ends, the kubelet has none, and a list that still goes down our stream makes it show all of ours as healthy
-although it refuses every pod (kubelet contract: A2, A9.1). So no list is sent while another plugin has the name, and it is
-registered once more when that plugin has ended: two that live would take turns for ever.
+although it refuses every pod (kubelet contract: A2, A9.1). So no list is sent while another plugin has the name, but for the
+loss of what the kubelet would give of ours, and it is registered once more when that plugin has ended: two that live would
+take turns for ever.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.kubelet.other_plugins import Observation, Offer, ended, observe, sentence, unlike_since
+from agent.kubelet.other_plugins import Observation, Offer, confirmed, ended, observe, sentence, unlike_since
 from agent.kubelet.pods.checkpoint import FILE_NAME, record
 from agent.kubelet.pods.podresources import PodResourcesError, list_allocatable
 from agent.kubelet.registration import Registrar
@@ -41,7 +42,9 @@ _GATHER: Final = 0.3  # seconds from a sign to the look that it causes
 _STOPS_WITHIN: Final = 2.0  # seconds from the end of a plugin's stream to that of its socket
 _LONGEST: Final = 3600.0  # seconds between two registrations of a resource that the kubelet goes on losing
 _DEADLINE: Final = 5.0  # seconds for an answer
+_GIVEN_UP: Final = 600.0  # seconds after which the kubelet need not answer, however long this process stood still
 _LIST_WAITS: Final = 0.5  # seconds at most that a list waits for the kubelet's record to be read
+_ANSWER_COMES: Final = 1.0  # the same for what it has in memory; a process that stood still is not out of time by that
 _RECORD_COMES: Final = 0.05  # seconds between two looks at the record while a list waits for what it will say
 _LOST: Final = "the kubelet offers none of its devices, as if another plugin had registered this name and were gone"
 _DOUBTED: Final = (
@@ -87,6 +90,7 @@ class LostResources:
         self._tried: dict[str, _Tried] = {}
         self._overtaken: dict[str, int] = {}  # resource → how many Allocates had come when it was
         self._observed = Observation()
+        self._allocatable: Mapping[str, Set[str]] | None = None  # as the kubelet said last; None: it did not
         self._doubtful: set[str] = set()
         """The resources of which the last look came too early to tell whose devices the kubelet has."""
         self._looked = 0.0
@@ -137,13 +141,16 @@ class LostResources:
             return
         self._is_looking = True  # before it has been compared, nobody knows what caused this look
         try:
-            await self._look_at_all(registered)
+            over = await self._look_at_directory([registrar.plugin.sent_at for registrar in registered])
+            if (asked := self._offering()) or any(map(self._unlike_since, registered)):
+                await self._ask(_DEADLINE)
+            self._look_at_all(registered, over)
         finally:
             self._is_looking = False
-        await self._look_for_lost()
+        if asked:
+            self._look_for_lost(asked)
 
-    async def _look_at_all(self, registered: Sequence[Registrar]) -> None:
-        over = await self._look_at_directory([registrar.plugin.sent_at for registrar in registered])
+    def _look_at_all(self, registered: Sequence[Registrar], over: float) -> None:
         self._doubtful.clear()
         for registrar in registered:
             is_over = registrar.plugin.began < over
@@ -153,6 +160,16 @@ class LostResources:
                 self._renew(registrar, _LOST)
             elif (doubt := self._doubts.get(registrar.plugin.resource)) and registrar.plugin.sent_at >= doubt[0]:
                 self._renew(registrar, doubt[1])
+
+    async def _ask(self, within: float) -> None:
+        """Have the kubelet say which devices it has, in so many seconds in which this process runs."""
+        try:
+            async with running_time.timeout(within):
+                self._allocatable = await list_allocatable(self._socket, _GIVEN_UP)
+        except (TimeoutError, PodResourcesError):
+            self._allocatable = (
+                None  # `PodClaims` asks there too, and reports it; kubelets before 1.23 do not know the call
+            )
 
     async def _look_at_directory(self, sent: Sequence[float]) -> float:
         """Look at the directory; returns when another plugin ended since the last look, or 0.0.
@@ -192,8 +209,8 @@ class LostResources:
         """Find out whether another plugin has the name by now: a list that was sent then would hide it.
 
         The kubelet's record is read only where the plugin directory may have changed since the last look, or where that came
-        too early to tell. Where the record differs from our lists, this list waits until the kubelet has taken them in,
-        `SETTLED` seconds at most: what differs afterwards is another plugin's.
+        too early to tell. Where the record and the kubelet's memory differ from our lists, this list waits until the kubelet has
+        taken them in, `SETTLED` seconds at most: what differs afterwards is another plugin's.
         """
         if not (self._sign.is_set() or self._is_looking or not self._is_told or resource in self._doubtful):
             return
@@ -201,6 +218,8 @@ class LostResources:
         if registrar is None or not registrar.registered or resource in self._overtaken:
             return
         while await self._has_record():
+            if self._unlike_since(registrar) is not None:
+                await self._ask(_ANSWER_COMES)
             self._compare(registrar)
             if resource not in self._doubtful:
                 return
@@ -221,44 +240,55 @@ class LostResources:
         offer = registrar.plugin.offer
         return offer and offer.on_wall_clock(self._wall() - self._clock())
 
+    def _unlike_since(self, registrar: Registrar) -> float | None:
+        """When we sent the list from which the kubelet's record differs; None if it differs from none."""
+        offer = self._offer_of(registrar) if registrar.registered else None
+        return None if offer is None else unlike_since(offer, self._observed, registrar.plugin.resource)
+
     def _compare(self, registrar: Registrar) -> None:
         """Report that another plugin has the name, or has it no more; note where it is too early to tell."""
         plugin, name = registrar.plugin, registrar.plugin.resource
         self._doubtful.discard(name)
         if not registrar.registered or (offer := self._offer_of(registrar)) is None:
             return
-        since = unlike_since(offer, self._observed, name)
-        is_theirs = since is not None and self._wall() - since >= SETTLED
-        if since is not None and not is_theirs:
-            self._doubtful.add(name)
+        since, theirs = unlike_since(offer, self._observed, name), frozenset[str]()
+        if since is not None:
+            theirs = confirmed(offer, self._observed, name, self._allocatable)
+            if theirs and self._wall() - since < SETTLED:
+                self._doubtful.add(name)
+        lasts = since is not None and self._allocatable is None and name in self._overtaken
+        is_theirs = (theirs and name not in self._doubtful) or lasts
         if is_theirs and name not in self._overtaken:
             self._overtaken[name] = plugin.asked
-            registrar.rival = sentence(self._observed, offer, self._observed.registered[name])
-            plugin.silence(True)
+            registrar.rival = sentence(self._observed, offer, theirs)
             log.warning("overtaken", resource=name, reason=registrar.rival, then="sending no lists meanwhile")
         elif name in self._overtaken and (not is_theirs or plugin.asked > self._overtaken[name]):
             del self._overtaken[name]
             registrar.rival = ""
             plugin.silence(False)
             log.info("not-overtaken", resource=name)
+        if name in self._overtaken:
+            plugin.silence(True, self._offered(registrar))
+
+    def _offered(self, registrar: Registrar) -> Set[str]:
+        """What the kubelet would give to a pod of our last list: its loss is never kept from it."""
+        if (offer := registrar.plugin.offer) is None:
+            return frozenset()
+        if self._allocatable is None:
+            return offer.healthy
+        return offer.healthy & self._allocatable.get(registrar.plugin.resource, frozenset())
 
     # --- what nobody serves ---
 
-    async def _look_for_lost(self) -> None:
-        asked = self._offering()
-        if not asked:
-            return
-        try:
-            allocatable = await list_allocatable(self._socket, _DEADLINE)
-        except PodResourcesError:
+    def _look_for_lost(self, asked: Mapping[str, float]) -> None:
+        if self._allocatable is None:
             self._doubts.clear()
-            return  # `PodClaims` asks there too, and reports it; kubelets before 1.23 do not know the call
+            return
         now = {it.plugin.resource: it.plugin.sent_at for it in self._registered() if it.plugin.offers}
         known = {name for name, sent_at in asked.items() if now.get(name) == sent_at}
         self._doubts = {name: doubt for name, doubt in self._doubts.items() if name in now.keys() - known}
-        lost = known - allocatable
-        self._tried = {name: tried for name, tried in self._tried.items() if name not in allocatable}
-        for name in sorted(lost):
+        self._tried = {name: tried for name, tried in self._tried.items() if name not in self._allocatable}
+        for name in sorted(known - self._allocatable.keys()):
             self._renew(self.registrars[name], _LOST)
 
     def _offering(self) -> Mapping[str, float]:
@@ -276,6 +306,6 @@ class LostResources:
         self._tried[name] = _Tried(delay, now + delay)
         self._overtaken.pop(name, None)
         self._doubts.pop(name, None)
-        registrar.plugin.silence(True)  # until the new stream
+        registrar.plugin.silence(True, self._offered(registrar))  # until the new stream
         log.warning("registration-lost", resource=name, reason=why, then=_AGAIN)
         registrar.renew()

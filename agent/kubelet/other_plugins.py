@@ -1,7 +1,9 @@
-"""Tells from the kubelet's record, and from sockets that come and go, that another plugin has registered a name of ours.
+"""Tells from what the kubelet has, and from sockets that come and go, that another plugin has registered a name of ours.
 
-The kubelet listens to the plugin that registered a name last, and tells no other (kubelet contract: A2, A9.1). Pure but
-for `observe`, which reads the plugin directory.
+The kubelet listens to the plugin that registered a name last, and tells no other (kubelet contract: A2, A9.1). Two witnesses
+are needed. Its record alone may be an old one: the kubelet takes what it writes under a lock and writes after it, so that
+of two records the older may come last (`writeCheckpoint` of pkg/kubelet/cm/devicemanager/manager.go); a disk may be full or
+slow; a backup touches files. Pure but for `observe`, which reads the plugin directory.
 """
 
 from __future__ import annotations
@@ -79,6 +81,22 @@ def unlike_since(offer: Offer, observed: Observation, resource: str) -> float | 
     if observed.written > offer.sent and theirs and theirs != offer.healthy:  # last, since it walks all IDs
         return offer.sent
     return None
+
+
+def confirmed(
+    offer: Offer, observed: Observation, resource: str, allocatable: Mapping[str, Set[str]] | None
+) -> frozenset[str]:
+    """The devices of another plugin that the kubelet has, by a second witness beside its record; empty: none says so.
+
+    That is what it keeps in memory (`allocatable`, by podresources). Where it does not tell (None), it is a socket that came
+    after our stream and answers; and the record must have IDs that were never ours.
+    """
+    if allocatable is not None:
+        theirs = allocatable.get(resource, frozenset())
+        return frozenset() if theirs == offer.healthy else frozenset(theirs)
+    theirs = observed.registered.get(resource, frozenset())
+    came = any(observed.sockets[name][1] / 1e9 > offer.began for name in observed.answering)
+    return theirs if came and offer.lacks(theirs) else frozenset()
 
 
 def ended(before: Observation, now: Observation) -> frozenset[str]:

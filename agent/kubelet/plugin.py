@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 import structlog
+from anyio import to_thread
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 
@@ -56,6 +58,12 @@ would fail a pod that asks, as it should, for hardware that is there.
 _FORMER_AT_MOST: Final = 100_000  # a list of 4 MiB has half as many
 
 _AT_ONCE: Final = 5000  # IDs that are encoded in one step of the loop, which takes some ms
+_LONG: Final = (
+    1 << 16
+)  # bytes of a request that a thread reads: 5,000 IDs; a list has ten times as many, all may be free
+
+A = TypeVar("A")
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -98,13 +106,13 @@ class Plugin:
         self.allocating = 0
         """How many Allocates are under way."""
         self.awaited = 0
-        """How many parts of the daemon wait until one is answered."""
+        """How many parts of the daemon wait until one is answered, or the first list is sent."""
         self.asked = 0
         """How many Allocates have come for IDs of our lists: for others only somebody else than the kubelet asks."""
         self.relay: Relay | None = None
         """Passes calls on to the standby while the resource is handed over."""
         self.on_call: Callable[[], None] = lambda: None
-        """Called when a stream has opened or ended, or was refused, and when an Allocate that is awaited was answered."""
+        """Called when a stream has opened or ended, or was refused, and when an awaited Allocate or first list has gone out."""
         self._counts = counts or Counts()
         self._allocate_ids = allocate
         self._prefer_ids = prefer
@@ -118,6 +126,7 @@ class Plugin:
         self.began = 0.0
         """When the first list of the open stream was sent; 0: none was."""
         self._is_silent = self._sends_again = False
+        self._besides: Set[str] = frozenset()
         self._sent: Mapping[str, Slot] = {}
         self._sending: Mapping[str, Slot] | None = None
         self._running = Running(time.monotonic())
@@ -126,6 +135,7 @@ class Plugin:
         self._left: dict[str, float] = {}  # ID → when the last list that lacked it was sent, if one before had it
         self._former: dict[str, None] = {}  # the IDs that left the lists of the open stream, the latest of them last
         self._news = asyncio.Event()
+        self._reading = anyio.CapacityLimiter(1)  # of long messages: one of 4 MiB becomes 50 MB
         self._open: list[asyncio.Event] = []  # of each open stream what ends it; the one that opened last has the lists
         self._latest: asyncio.Event | None = None
         self._accepts_another, self._is_stopping = False, False
@@ -161,10 +171,13 @@ class Plugin:
             return None
         return Offer(self._sent, self._former, self.began, self.sent_at)
 
-    def silence(self, silent: bool) -> None:
-        """Send no list until this is called with False or a stream opens; then send the list, changed or not."""
+    def silence(self, silent: bool, besides: Set[str] = frozenset()) -> None:
+        """Send no list until this is called with False or a stream opens; then send the list, changed or not.
+
+        One in which an ID of `besides` is healthy no more is sent all the same: the kubelet would give that to a pod.
+        """
         self._sends_again = self._is_silent and not silent
-        self._is_silent = silent
+        self._is_silent, self._besides = silent, besides
         self._news.set()
 
     def set_hooks(self, prefer: Prefer | None, pre_start: PreStart | None) -> bool:
@@ -211,11 +224,9 @@ class Plugin:
         return {
             wire.PLUGIN_SERVICE + "GetDevicePluginOptions": Handler(self._options, unary, wire.EmptyCall, wire.Encoded),
             wire.PLUGIN_SERVICE + "ListAndWatch": Handler(self.list_and_watch, stream, wire.EmptyCall, wire.DeviceList),
-            wire.PLUGIN_SERVICE + "Allocate": Handler(self._allocate, unary, wire.AllocateCall, wire.Encoded),
-            wire.PLUGIN_SERVICE + "GetPreferredAllocation": Handler(
-                self._prefer, unary, wire.PreferredCall, wire.Encoded
-            ),
-            wire.PLUGIN_SERVICE + "PreStartContainer": Handler(self._pre_start, unary, wire.IdsCall, wire.Encoded),
+            wire.PLUGIN_SERVICE + "Allocate": Handler(self._allocate, unary, wire.Encoded, wire.Encoded),
+            wire.PLUGIN_SERVICE + "GetPreferredAllocation": Handler(self._prefer, unary, wire.Encoded, wire.Encoded),
+            wire.PLUGIN_SERVICE + "PreStartContainer": Handler(self._pre_start, unary, wire.Encoded, wire.Encoded),
         }
 
     async def _options(self, stream: Stream[wire.EmptyCall, wire.Encoded]) -> None:
@@ -250,8 +261,8 @@ class Plugin:
         sent, credit = None, Credit(CREDIT, COALESCE)
         while not ending.is_set():
             snapshot = self._snapshot
-            is_silent = self._is_silent or ending is not self._latest
-            if snapshot is None or is_silent or (snapshot is sent and not self._sends_again):
+            is_over = ending is not self._latest
+            if snapshot is None or is_over or (snapshot is sent and not self._sends_again) or self._is_kept(snapshot):
                 self._news.clear()
                 await self._news.wait()
             elif (wait := credit.wait(time.monotonic())) > 0:
@@ -262,7 +273,7 @@ class Plugin:
                 if self._confirm is not None:
                     await self._confirm(self.resource, lambda: self._snapshot.slots if self._snapshot else {})
                     snapshot = self._snapshot or snapshot  # by now there may be a later one, with what is held
-                if ending.is_set() or self._is_silent or ending is not self._latest:
+                if ending.is_set() or ending is not self._latest or self._is_kept(snapshot):
                     continue
                 self._sends_again = False
                 # No timeout around a send: one that is cut off corrupts the stream. A client that
@@ -276,13 +287,22 @@ class Plugin:
                 if left or self._left:
                     self._note_left(left, snapshot.slots)
                 self._sent, self._sending = snapshot.slots, None
+                if self._is_silent:
+                    self._besides = _healthy(snapshot.slots)
                 self.sent_at = time.monotonic()
                 self._counts.updates += 1
                 if since is not None:
                     self._counts.hotplug.observe(self.sent_at - since)
-                self.began = self.began or self.sent_at
+                if not self.began:
+                    self.began = self.sent_at
+                    if self.awaited:
+                        self.on_call()
                 credit.spend(self.sent_at)
                 sent = snapshot
+
+    def _is_kept(self, snapshot: Snapshot) -> bool:
+        """Is this list not for the kubelet now?"""
+        return self._is_silent and self._besides <= _healthy(snapshot.slots)
 
     async def _pause(self, seconds: float, ending: asyncio.Event) -> None:
         """Let changes gather for so long, or until the stream is to end."""
@@ -326,8 +346,9 @@ class Plugin:
             and device_id not in self._left
         )
 
-    async def _allocate(self, stream: Stream[wire.AllocateCall, Any]) -> None:
-        call, began = await _receive(stream), time.monotonic()
+    async def _allocate(self, stream: Stream[wire.Encoded, Any]) -> None:
+        data, began = await _receive(stream), time.monotonic()
+        call = await self._read(data, wire.AllocateCall.parse)
         self.allocating += 1
         self.asked += any(device_id in self._sent for ids in call.containers for device_id in ids)
         try:
@@ -370,23 +391,33 @@ class Plugin:
         self._counts.allocations[self.resource, "granted"] += 1
         return given
 
-    async def _prefer(self, stream: Stream[wire.PreferredCall, Any]) -> None:
-        call, began = await _receive(stream), time.monotonic()
+    async def _prefer(self, stream: Stream[wire.Encoded, Any]) -> None:
+        data, began = await _receive(stream), time.monotonic()
+        call, aside = await self._read(data, wire.PreferredCall.parse), self._aside(data)
         preferred = [
-            plain(request) if self._prefer_ids is None else await self._prefer_ids(request)
+            await (aside(plain, request) if self._prefer_ids is None else self._prefer_ids(request))
             for request in call.containers
         ]
-        await stream.send_message(wire.encode_preferred(preferred))
+        await stream.send_message(await aside(wire.encode_preferred, preferred))
         self._counts.preferring.observe(time.monotonic() - began)
 
-    async def _pre_start(self, stream: Stream[wire.IdsCall, wire.Encoded]) -> None:
-        call = await _receive(stream)
+    async def _pre_start(self, stream: Stream[wire.Encoded, wire.Encoded]) -> None:
+        call = await self._read(await _receive(stream), wire.IdsCall.parse)
         if self._check_start is not None:
             try:
                 await self._let_start(self._check_start, call.ids)
             except AllocationRefused as refused:
                 raise refusal(Status.FAILED_PRECONDITION, refused.sentence) from None
         await stream.send_message(wire.Encoded())  # PreStartContainerResponse has no fields
+
+    async def _read(self, data: wire.Encoded, parse: Callable[[bytes], T]) -> T:
+        """What a message says."""
+        with _blaming_the_caller():
+            return await self._aside(data)(parse, data)
+
+    def _aside(self, data: wire.Encoded) -> Callable[[Callable[[A], T], A], Awaitable[T]]:
+        """What has work on a message done: in a thread where the message is long, one message after the other."""
+        return partial(to_thread.run_sync, limiter=self._reading) if len(data) > _LONG else _here
 
     async def _let_start(self, check: PreStart, ids: Sequence[str]) -> None:
         if self.relay is not None:
@@ -396,12 +427,27 @@ class Plugin:
         await check(self.resource, ids)
 
 
+def _healthy(slots: Mapping[str, Slot]) -> frozenset[str]:
+    return frozenset(device_id for device_id, slot in slots.items() if slot.health.offered)
+
+
 async def _receive(stream: Stream[Any, Any]) -> Any:
-    """The message of a call; malformed bytes end this call alone."""
-    try:
+    """The message of a call."""
+    with _blaming_the_caller():
         message = await stream.recv_message()
-    except wire.SENSELESS as error:
-        raise GRPCError(Status.INVALID_ARGUMENT, f"malformed request: {error}") from None
     if message is None:
         raise GRPCError(Status.INVALID_ARGUMENT, "the request has no message")
     return message
+
+
+async def _here(call: Callable[[A], T], argument: A) -> T:
+    return call(argument)
+
+
+@contextmanager
+def _blaming_the_caller() -> Iterator[None]:
+    """Malformed bytes end this call alone."""
+    try:
+        yield
+    except wire.SENSELESS as error:
+        raise GRPCError(Status.INVALID_ARGUMENT, f"malformed request: {error}") from None

@@ -7,7 +7,7 @@ Hardware that an operator has drained is no reason to refuse: drained means no n
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -20,6 +20,7 @@ from agent.inventory.conditions import condition
 from agent.inventory.inventory import Inventory
 from agent.kubelet.plugin import PreStart
 from agent.model import REPLACED, Health, SlotKey, State
+from agent.runtime.chunked_work import in_slices
 from agent.runtime.errors import brief, brief_list
 from backends.base import AllocationRefused, Backend, Device, Grant, Resource
 
@@ -54,6 +55,7 @@ class Starter:
         backends: Mapping[str, Backend[Any]],
         jobs: Jobs,
         node: Node,
+        two_pods: Callable[[Iterable[SlotKey]], Awaitable[Collection[SlotKey]]] | None = None,
     ) -> None:
         """Prepare.
 
@@ -63,12 +65,14 @@ class Starter:
             backends: by their kinds.
             jobs: makes backends act.
             node: knows how hardware is to pods, and is told what has been reset.
+            two_pods: finds out which of these slots two pods hold.
         """
         self._inventory = inventory
         self._ledger = ledger
         self._backends = backends
         self._jobs = jobs
         self._node = node
+        self._two_pods = two_pods
         self._said: dict[SlotKey, str] = {}
 
     def of(self, name: str) -> PreStart | None:
@@ -93,14 +97,19 @@ class Starter:
         self._say(slots, "")
 
     async def _make_sure(self, resource: Resource[Any], slots: Sequence[SlotKey]) -> None:
+        if self._two_pods is not None:
+            for slot in await self._two_pods(slots):
+                if self._inventory.is_for_one(slot):  # which of the two is to start, the kubelet does not say
+                    raise _refusal(
+                        slot, "is held by two pods, because the kubelet gave it out twice", "is one pod's alone"
+                    )
         resets = resource.spec.pre_start == "reset"
         async with self._jobs.job(_RESET if resets else _CHECK, resource, _ids(slots)) as job:
             unseen = await self._look(job, resource, slots)
             if resets:
                 await self._reset(job, resource, slots, unseen)
                 unseen = await self._look(job, resource, slots)
-            for slot in slots:
-                self._check(slot, unseen)
+            await in_slices(self._check(slot, unseen) for slot in slots)
 
     async def _look(self, job: Job, resource: Resource[Any], slots: Sequence[SlotKey]) -> Mapping[str, Health]:
         """Look at the devices and at their parts; returns the hardware of parts that cannot be looked at.
@@ -109,8 +118,8 @@ class Starter:
             AllocationRefused: a device is gone.
             LookError: one cannot be looked at.
         """
-        await job.look([self._there(slot) for slot in slots])
-        parts = self._parts(resource.spec.backend, [self._there(slot) for slot in slots])
+        await job.look(await in_slices(self._there(slot) for slot in slots))
+        parts = self._parts(resource.spec.backend, await in_slices(self._there(slot) for slot in slots))
         problems = await job.look_as_far_as_possible(sorted(parts))
         return {h: Health(State.UNHEALTHY, "unseen", why) for unit, why in problems.items() for h in parts[unit]}
 

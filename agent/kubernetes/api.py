@@ -5,9 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
 
 from agent.runtime.errors import FairleadError
+
+T = TypeVar("T")
 
 STRATEGIC: Final = "application/strategic-merge-patch+json"
 """The kind of patch in which conditions of other types stay as they are."""
@@ -45,7 +49,7 @@ class Api(Protocol):
         """The answer to a request.
 
         Raises:
-            ApiError: there is none in time, or it is a refusal.
+            ApiError: there is none in time, it is a refusal, or no JSON object, as a proxy's login page.
         """
 
     async def watch(self, path: str, accept: str, told: Callable[[bytes], None]) -> None:
@@ -54,6 +58,18 @@ class Api(Protocol):
         Raises:
             ApiError: it cannot be begun, or what it says is too long.
         """
+
+
+def read(data: bytes, kind: type[T], status: int = HTTPStatus.OK) -> T:
+    """What an answer with this status says.
+
+    Raises:
+        ApiError: it makes no sense; not the API server may have said it, but what stands before it.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # one nests as deep as the stack allows
+        raise ApiError(f"what answers for the API server makes no sense ({status}): {error}", status) from error
 
 
 def pause(failures: int, chance: Callable[[], float] = random.random) -> float:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from agent.kubernetes.api import WATCH, ApiError
+from agent.kubernetes.api import WATCH, ApiError, read
 from agent.kubernetes.identity import Identity
 from agent.runtime import running_time
 from agent.runtime.errors import FairleadError, brief, words
@@ -32,6 +32,10 @@ _MOST_BYTES: Final = 8 << 20  # of an answer: five times what etcd stores of an 
 
 _TOO_LONG: Final = f"the API server answers with more than {_MOST_BYTES} bytes"
 _ONE: Final = httpx.Limits(max_connections=1)
+
+
+class _Object(msgspec.Struct):
+    """Whatever an API server answers, unread."""
 
 
 class _Status(msgspec.Struct):
@@ -67,7 +71,9 @@ class ApiClient:
                 headers = {**self._headers(), "Content-Type": content}
                 async with self._http.stream(method, server + path, content=data, headers=headers) as answer:
                     await self._check(answer)
-                    return await _content(answer)
+                    said = await _content(answer)
+                    read(said, _Object, answer.status_code)
+                    return said
 
     async def watch(self, path: str, accept: str, told: Callable[[bytes], None]) -> None:
         """Hand on each line of a watch, until it ends or is silent for too long, as `Api` says."""
@@ -130,10 +136,9 @@ class ApiClient:
             return
         if answer.status_code == HTTPStatus.UNAUTHORIZED:
             self._read_at = -_FRESH  # the token may have been exchanged
-        try:
-            why = msgspec.json.decode(await _content(answer), type=_Status).message
-        except msgspec.MsgspecError:  # a proxy's
-            why = ""
+        content, why = await _content(answer), ""
+        with suppress(ApiError):  # a proxy's
+            why = read(content, _Status).message
         what = brief(why) or answer.reason_phrase
         raise ApiError(f"the API server refuses it ({answer.status_code}): {what}", answer.status_code)
 
@@ -154,7 +159,7 @@ class ApiClient:
 
 
 async def _hand_on(answer: httpx.Response, told: Callable[[bytes], None]) -> None:
-    """Hand on each line.
+    """Hand on each line, and what follows the last: all that a proxy's page may have.
 
     Raises:
         ApiError: one is too long.
@@ -166,6 +171,8 @@ async def _hand_on(answer: httpx.Response, told: Callable[[bytes], None]) -> Non
             told(line)
         if len(rest) > _MOST_BYTES:
             raise ApiError(_TOO_LONG)
+    if rest:
+        told(rest)
 
 
 async def _content(answer: httpx.Response) -> bytes:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from agent.inventory.shortfall import Missing
-from agent.kubernetes.api import STRATEGIC, Api, ApiError, pause
+from agent.kubernetes.api import STRATEGIC, Api, ApiError, pause, read
 from agent.kubernetes.notices import EXPECTED, timestamp
 from agent.model import Slot
 from agent.runtime.errors import brief, some
@@ -132,7 +132,7 @@ class ConditionKeeper:
         """
         moment = timestamp(self._wall())
         if before is None:  # what an earlier run of ours wrote says since when it is so
-            node = msgspec.json.decode(await api.call("GET", self._path), type=_Node)
+            node = read(await api.call("GET", self._path), _Node)
             known = next((it for it in node.status.conditions if it.type == TYPE), None)
             is_same = known is not None and known.status == now.status
             self._since = known.last_transition_time if known and is_same else None

@@ -21,7 +21,7 @@ from agent.health import HealthBook
 from agent.health.drains import Drain
 from agent.inventory.inventory import Inventory
 from agent.kubernetes import notices
-from agent.kubernetes.api import WATCH, Api, ApiError, pause
+from agent.kubernetes.api import WATCH, Api, ApiError, pause, read
 from agent.kubernetes.notices import Notice
 from agent.runtime.errors import FairleadError, brief, some
 from agent.runtime.supervision.problems import Problems
@@ -105,6 +105,13 @@ class Devices(Protocol):
     inventory: Inventory
     health: HealthBook
 
+    def find(self, name: str) -> frozenset[str]:
+        """The hardware of this name.
+
+        Raises:
+            FairleadError: nothing is called that, or several devices are.
+        """
+
     async def drain(self, hardware: Iterable[str], reason: str) -> None:
         """Drain hardware."""
 
@@ -176,10 +183,7 @@ class DrainAnnotation:
         Raises:
             ApiError: it tells of an error.
         """
-        try:
-            change = msgspec.json.decode(line, type=_Change)
-        except msgspec.MsgspecError as error:
-            raise ApiError(f"the API server's watch makes no sense: {error}", 500) from error
+        change = read(line, _Change)
         if change.type == "ERROR":
             raise ApiError(f"the API server ends the watch: {change.object.message}", 500)
         self._unread.healed()
@@ -227,7 +231,7 @@ class DrainAnnotation:
         unknown: dict[str, str] = {}
         for name in named[:MOST_NAMES]:
             try:
-                found[name] = inventory.find(name)
+                found[name] = self._devices.find(name)
             except FairleadError as error:
                 unknown[name] = error.sentence
             await asyncio.sleep(0)  # each takes 10 to 20 ms with 10,000 devices

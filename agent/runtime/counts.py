@@ -61,6 +61,12 @@ class Counts(Struct):
     lost_lines: Callable[[], int] = lambda: 0
     """Tells how many lines of the log could not be written."""
 
+    def forget(self, resource: str) -> None:
+        """Drop what was counted of a resource that is served no more: templates may give names without end."""
+        for counter in (self.transitions, self.registrations, self.allocations):
+            for key in [key for key in counter if key[0] == resource]:
+                del counter[key]
+
 
 REGISTRATION_RESULTS: Final = ("registered", "refused", "unreachable")
 ALLOCATION_RESULTS: Final = ("granted", "refused")

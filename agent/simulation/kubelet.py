@@ -20,6 +20,7 @@ import anyio
 from agent.simulation.background_tasks import Background
 from agent.simulation.changes import Change, Feed, Kind, ResourceView
 from agent.simulation.clock import Clock
+from agent.simulation.device_manager import checkpoint
 from agent.simulation.device_manager.manager import DeviceManager
 from agent.simulation.plugin_connections import Clients, Handler
 from agent.simulation.pod_admission import KubeletStoppedError, Pods, PodWorkers
@@ -212,6 +213,20 @@ class Kubelet:
             self.registrations[change.resource] += 1
         elif change.kind is Kind.PANIC:
             self.panics.append(change.text)
+
+    # --- its faults ---
+
+    def overlook(self, pod: Pod) -> None:
+        """Count what this pod has as free, as after a List during its Allocate (kubelet contract: A11.8)."""
+        self._running().manager.held.overlooked.add(self._pods[pod.key].uid)
+
+    def lose_checkpoint(self, *, emptied: bool = False) -> None:
+        """Somebody removes the checkpoint, or empties it; the next start knows of no device that pods have (A11.1)."""
+        path = self.plugin_dir / checkpoint.NAME
+        if emptied:
+            checkpoint.write(self.plugin_dir, checkpoint.encode({}, {}))
+        else:
+            path.unlink()
 
     # --- pods ---
 

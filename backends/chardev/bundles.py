@@ -48,7 +48,6 @@ from backends.chardev.paths import (
     node_signal,
     numbers,
     tokens,
-    too_many,
 )
 from backends.interface.known_devices import Known
 from backends.linux.behind import Behind, behind
@@ -144,8 +143,8 @@ class Bundles(Finder):
                 silent = option.optional and error.fault is Fault.MISSING
                 return [], [] if silent else [Problem(option.path, error.sentence)]
         glob = Glob(option.path, files=option.type == "mount", pattern=option.pattern)
-        matches, more = first_matches(glob, self.host, MOST_MATCHES)
-        problems = [Problem(glob.text, too_many(glob.text))] if more else []
+        matches, curtailed = first_matches(glob, self.host, MOST_MATCHES)
+        problems = [Problem(glob.text, curtailed)] if curtailed else []
         members: list[_Member] = []
         wrong: list[Problem] = []
         directories: list[Problem] = []

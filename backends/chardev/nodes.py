@@ -8,7 +8,7 @@ KubeVirt's of /dev/a/x, /dev/b/x and of the node x0 would be the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, Final
 
 from backends.base import (
@@ -39,7 +39,6 @@ from backends.chardev.paths import (
     node_signal,
     numbers,
     tokens,
-    too_many,
 )
 from backends.interface.known_devices import Known
 from backends.linux.behind import behind
@@ -67,19 +66,19 @@ class Nodes(Finder):
         return () if is_glob(path) else _ids(group, path)
 
     def units(self) -> Iterable[str]:
-        """Every path, existing or not, what the globs match (see `Glob.matches`), and each glob that matches too much."""
-        units, crowded = self._listed()
-        return (*units, *crowded)
+        """Every path, existing or not, what the globs match (see `Glob.matches`), and each glob of which matches are left out."""
+        units, curtailed = self._listed()
+        return (*units, *curtailed)
 
-    def _listed(self) -> tuple[Iterable[str], Iterable[str]]:
-        """The paths, and the globs with more matches than there is room for."""
-        paths, crowded = dict.fromkeys(self._wanted.literals), list[str]()
+    def _listed(self) -> tuple[Iterable[str], Mapping[str, str]]:
+        """The paths, and the globs of which matches are left out, each with why."""
+        paths, curtailed = dict.fromkeys(self._wanted.literals), dict[str, str]()
         for glob, _ in self._wanted.globs:
-            matches, more = first_matches(glob, self.host, max(0, MOST_MATCHES - len(paths)))
+            matches, why = first_matches(glob, self.host, max(0, MOST_MATCHES - len(paths)))
             paths.update(dict.fromkeys(matches))
-            if more:
-                crowded.append(glob.text)
-        return paths, crowded
+            if why:
+                curtailed[glob.text] = why
+        return paths, curtailed
 
     def discover(self, unit: str) -> Discovery:
         """One device for each resource that takes the node, in the first of its groups that does.
@@ -119,11 +118,11 @@ class Nodes(Finder):
         return Discovery(devices, problems=tuple(problems))
 
     def _complaints(self, unit: str) -> Iterator[Problem]:
-        """The problem of a directory on the way to a glob's matches, and of a glob that matches too much."""
+        """The problem of a directory on the way to a glob's matches, and of a glob of which matches are left out."""
         if self._wanted.leads_through(unit) and (why := self._wanted.cannot_list(self.host, unit)):
             yield Problem(unit, why)
-        if unit in self._globs and unit in self._listed()[1]:
-            yield Problem(unit, too_many(unit))
+        if unit in self._globs and (why := self._listed()[1].get(unit)):
+            yield Problem(unit, why)
 
     def _is_missed(self, unit: str, fault: Fault) -> bool:
         """Is it a problem that there is no node at this path?"""
@@ -182,6 +181,8 @@ class Nodes(Finder):
         above = path
         while (above := above.rpartition("/")[0]) not in ("", "/dev"):
             links += (*known.minding(f"path:{above}"), *([above] if self._wanted.takers(above) else ()))
+        if not path.isprintable():
+            return (*below, *links, *self._globs)
         if not self._wanted.takers(path):
             return (*below, *links)
         if path not in known and len(known) >= MOST_MATCHES:  # once this is a problem, only full scans help

@@ -13,6 +13,7 @@ from backends.base import NUMBER, TEXT, Attribute, Host, HostPath, Node, Signal,
 from backends.chardev.options import PathOption
 from backends.linux.globs import Glob, is_glob
 from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node
+from backends.printable import printable
 
 MOST_MATCHES: Final = 16_384
 """Entries that the globs of all single nodes, or each glob of a bundle, may match; the first by name count."""
@@ -76,18 +77,23 @@ def _upwards(directory: HostPath) -> Iterator[str]:
         yield directory.text
 
 
-def first_matches(glob: Glob, host: Host, most: int) -> tuple[list[str], bool]:
-    """The first matches of a glob by name, `most` at most; and whether there are more."""
-    found = list(islice(glob.matches(host), most + 1))
-    return found[:most], len(found) > most
-
-
-def too_many(glob: str) -> str:
-    """The problem of a glob with more matches than there is room for."""
-    return (
-        f"{glob} matches too much: there is room for {MOST_MATCHES:,} entries, and those after them, by name, are left "
-        "out; write a narrower glob"
-    )
+def first_matches(glob: Glob, host: Host, most: int) -> tuple[list[str], str]:
+    """The first matches of a glob by name, `most` at most; and why there are no more, if there are."""
+    unprintable: list[str] = []
+    found = list(islice(glob.matches(host, unprintable.append), most + 1))
+    whys = []
+    if len(found) > most:
+        whys.append(
+            f"{glob.text} matches too much: there is room for {MOST_MATCHES:,} entries, and those after them, by name, are "
+            "left out; write a narrower glob"
+        )
+    if unprintable:
+        more = f" (and {len(unprintable) - 1} more)" if unprintable[1:] else ""
+        whys.append(
+            f"{glob.text} matches {printable(unprintable[0])}{more}, which is left out: a name that cannot be printed cannot "
+            "be an ID; give it another one"
+        )
+    return found[:most], "; ".join(whys)
 
 
 def default_permissions(host: Host) -> str:

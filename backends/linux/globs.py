@@ -54,6 +54,7 @@ class Glob:
         """Does the glob match this path?"""
         return (
             path.startswith(self.prefix)
+            and path.isprintable()
             and len(parts := path.split("/")) == len(self._parts)
             and all(fits(part) for fits, part in zip(self._parts, parts, strict=True))
             and self._chooses(path)
@@ -61,18 +62,18 @@ class Glob:
 
     def leads_through(self, path: str) -> bool:
         """Could this path be a directory on the way to a match?"""
-        if not (path.startswith(self.prefix) or self.prefix.startswith(path)):
+        if not (path.startswith(self.prefix) or self.prefix.startswith(path)) or not path.isprintable():
             return False
         parts = path.rstrip("/").split("/")
         return len(parts) < len(self._parts) and all(fits(part) for fits, part in zip(self._parts, parts, strict=False))
 
-    def matches(self, host: Host) -> Iterator[str]:
-        """The paths that match now, in order, directories among them.
+    def matches(self, host: Host, pass_over: Callable[[str], None] = lambda _: None) -> Iterator[str]:
+        """The paths that match now, in order, directories among them; `pass_over` is told of those that cannot be printed.
 
         It also yields directories on the way that match a wildcard or cannot be listed; `takes` tells them apart.
         """
         parts = self._parts[len(self.fixed.text.rstrip("/").split("/")) :]
-        yield from self._below(host, self.fixed, parts, wild=False)
+        yield from self._below(host, self.fixed, parts, pass_over, wild=False)
 
     def cannot_list(self, host: Host, path: HostPath) -> str | None:
         """Why what lies on the way cannot be listed; None if it can, or is no directory."""
@@ -85,7 +86,13 @@ class Glob:
         return None
 
     def _below(
-        self, host: Host, path: HostPath, parts: tuple[Callable[[str], bool], ...], *, wild: bool
+        self,
+        host: Host,
+        path: HostPath,
+        parts: tuple[Callable[[str], bool], ...],
+        pass_over: Callable[[str], None],
+        *,
+        wild: bool,
     ) -> Iterator[str]:
         try:
             names = _names(host, path, anywhere=self._files)
@@ -99,9 +106,13 @@ class Glob:
         fits, *rest = parts
         for name in sorted(filter(fits, names)):
             text = (path / name).text
-            if rest:
-                yield from self._below(host, path / name, tuple(rest), wild=True)
-            elif self._chooses(text):
+            if not rest and not self._chooses(text):
+                continue
+            if not name.isprintable():
+                pass_over(text)
+            elif rest:
+                yield from self._below(host, path / name, tuple(rest), pass_over, wild=True)
+            else:
                 yield text
 
     def _chooses(self, path: str) -> bool:
@@ -113,7 +124,7 @@ def _component(part: str) -> Callable[[str], bool]:
         return part.__eq__
     match = re.compile(fnmatch.translate(part)).match
     hidden = part.startswith(".")
-    return lambda name: match(name) is not None and (hidden or not name.startswith(".")) and name.isprintable()
+    return lambda name: match(name) is not None and (hidden or not name.startswith("."))
 
 
 def _names(host: Host, path: HostPath, *, anywhere: bool) -> list[str] | None:

@@ -30,6 +30,7 @@ from backends.base import (
 )
 from backends.linux.kernel import Kernel
 from backends.linux.network import device_info, netdevs, rdma
+from backends.linux.network import routes as host_routes
 from backends.linux.pci import functions as pci
 from backends.linux.pci import host_uses, iommu
 from backends.linux.pci import recovery as pci_recovery
@@ -142,13 +143,15 @@ class Sriov(Backend[SriovOptions]):
         Raises:
             AllocationRefused: the host needs it by now for its network, or the file cannot be written.
         """
+        are_interfaces = any(it.device.attributes.get("ifname") for it in grants)
+        routes = host_routes.read(self.host) if are_interfaces else None
         for grant in grants:
             device = grant.device
             if creation.is_stand_in(device):
                 raise AllocationRefused(
                     f"The virtual functions of {device.key} are not made yet. Create the pod again."
                 )
-            if why := host_uses.uplink(self.host, device.attributes.get("ifname", ()), sure=True):
+            if why := host_uses.uplink(self.host, device.attributes.get("ifname", ()), routes, sure=True):
                 raise AllocationRefused(f"{grant.id} of {resource.name} {why}. Create the pod again.")
             if resource.spec.options.device_info and resource.spec.options.device_type == "netDevice":
                 device_info.write(self.host, resource.name, grant.id, _told(resource, device))

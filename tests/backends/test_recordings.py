@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from agent.cli.commands import fairlead
-from tests.backends.trees import recorded_host
+from tests.backends.trees import HOST, recorded_host
 from tests.needs import CORPUS
 
 MANIFEST: Final = CORPUS / "manifest.tsv"
@@ -33,19 +33,11 @@ SUBSYSTEMS: Final = (
     "video4linux",
     "watchdog",
 )
-_HOST: Final = """\
+_AGENT: Final = """\
 [agent]
 plugin_dir = "{root}/plugins"
 state_dir = "{root}/state"
 admin_socket = "{root}/admin.sock"
-
-[host]
-root = "{root}"
-sys = "{root}/sys"
-dev = "{root}/dev"
-proc = "{root}/proc"
-run = "{root}/run"
-
 """
 READS: Final = 4
 """How often a look opens a file or lists a directory, for each file of the recording: it grows with the machine, no faster."""
@@ -135,7 +127,7 @@ class Machine:
         return result.stdout
 
     def look(self, resources: str) -> None:
-        self.root.joinpath("config.toml").write_text(_HOST.format(root=self.root) + resources)
+        self.root.joinpath("config.toml").write_text((_AGENT + HOST).format(root=self.root) + resources)
         READING.number = 0
         try:
             answer = json.loads(self.run("discover", "--json"))

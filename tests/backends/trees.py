@@ -15,10 +15,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from typing import Final
 
 from backends.base import Host
 from tests.needs import CORPUS, RECORDINGS, skip_without
 from tests.nodes import make_node
+
+HOST: Final = """\
+[host]
+root = "{root}"
+sys = "{root}/sys"
+dev = "{root}/dev"
+proc = "{root}/proc"
+run = "{root}/run"
+
+"""
+"""The configuration of a made-up machine below a directory."""
 
 
 def plant(root: Path, text: str) -> None:

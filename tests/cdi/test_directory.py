@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -147,6 +148,14 @@ def test_what_says_the_same_is_not_written_again(tmp_path: Path) -> None:
     before = (tmp_path / "run/cdi/fairlead_intel.com_sriov__net.json").stat().st_ino
     directory.update(NIC, lambda said: {**said, **mounts})
     assert (tmp_path / "run/cdi/fairlead_intel.com_sriov__net.json").stat().st_ino == before
+
+
+def test_the_record_is_there_again_after_the_state_directory_was_wiped(tmp_path: Path) -> None:
+    directory = Directory(planted_host(tmp_path, "dev/nvidia0 c 195:0"), tmp_path / "state")
+    directory.update(GPU, lambda _: {"0": node("/dev/nvidia0")})
+    shutil.rmtree(tmp_path / "state")
+    assert directory.update(GPU, lambda before: before)
+    assert directory.recorded() == {GPU}
 
 
 def test_two_agents_that_write_at_a_time_lose_nothing_of_each_other(tmp_path: Path) -> None:

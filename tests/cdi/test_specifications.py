@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.cdi import names
+from agent.cdi.directory import Directory
 from agent.cdi.on_demand import Cdi
 from agent.hardware.jobs import Jobs
 from agent.hardware.queue import HardwareQueue
@@ -198,6 +199,26 @@ async def test_what_cannot_be_written_is_refused_or_given_inline_and_reported_on
     (house.root / "run/cdi").unlink()
     await at_once(house.running_until(lambda: not house.problems.lasting()))
     assert house.named() == {"ttyUSB0", "ttyUSB1"}
+
+
+@pytest.mark.parametrize(
+    "left",
+    [b"", bytes(100), b'{"cdiVersion": "0.5.0", "ki', b"\xff\xfe", None],
+    ids=["empty", "zeros", "begin", "garbage", "end"],
+)
+async def test_a_specification_of_ours_that_was_cut_off_refuses_no_pod_and_loses_no_name(
+    tmp_path: Path, left: bytes | None
+) -> None:
+    house = House(tmp_path, PORTS, by("cdi", configured(PORT, paths=[{"path": "/dev/ttyUSB*"}])))
+    await house.allocate("ttyUSB0")
+    file = house.root / FILE
+    file.write_bytes(file.read_bytes()[:-20] if left is None else left)
+    assert (await house.allocate("ttyUSB1")).cdi_devices
+    assert house.named() == {"ttyUSB0", "ttyUSB1"}
+    assert house.problems.lasting() == []
+    file.write_bytes(file.read_bytes()[:99])
+    assert Directory(house.backend.host, tmp_path / "state").remove(PORT)
+    assert not file.exists()
 
 
 async def test_what_an_allocate_could_not_write_is_tried_again_by_itself(

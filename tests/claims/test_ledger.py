@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import msgspec
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from msgspec.structs import replace
 
 from agent.claims.ledger import MIN_AGE, REWRITE_AFTER, Ledger, Traced
-from agent.model import Held, SlotKey
+from agent.model import FORGOTTEN, TWO_PODS, Held, SlotKey
 from tests.fakes import KIND, device, held
 
 A, B = "a.example/one", "b.example/two"
@@ -211,14 +214,104 @@ def test_hardware_is_held_while_any_claim_has_it() -> None:
     assert not ledger.holds("another card")
 
 
+# --- a kubelet that forgets ---
+
+POD, LATER = frozenset({"pod"}), frozenset({"later"})
+
+
+def doubts(ledger: Ledger) -> list[str]:
+    return [claim.trouble for claim in ledger.held()]
+
+
+def test_what_a_kubelet_lost_from_its_record_does_not_end_and_is_known_again_with_the_record() -> None:
+    ledger = old_ledger()
+    assert ledger.known({X.slot: POD}) == []
+    assert [it.trouble for it in ledger.known({}, lost=True)] == [FORGOTTEN]
+    assert ledger.known({}) == []
+    listed(ledger, NOBODY)
+    assert (ledger.ending(), ledger.checkpoint(NOBODY, (2,))) == (False, [])
+    assert [it.trouble for it in ledger.known({}, {X.slot: POD})] == [""]
+    ledger.known({}, lost=True)
+    ledger.known({X.slot: POD})
+    assert doubts(ledger) == [""]
+
+
+def test_what_an_intact_record_lacks_has_ended_and_is_not_lost_with_the_record() -> None:
+    ledger = old_ledger()
+    ledger.known({X.slot: POD})
+    ledger.known({})
+    listed(ledger, NOBODY)
+    assert ledger.known({}, lost=True) == []
+    assert ledger.checkpoint(NOBODY, (2,)) == [X]
+
+
+def test_what_a_pod_had_before_a_reboot_is_not_lost_since_nothing_of_it_runs() -> None:
+    ledger = Ledger()
+    kept = msgspec.structs.replace(X, pods=POD, trouble=FORGOTTEN)
+    assert ledger.restore([kept], 0.0) == [kept]
+    assert ledger.restore([kept], 0.0, rebooted=True) == [X]
+    assert ledger.known({}, running=LATER, lost=True) == []
+
+
+def test_a_pod_that_was_seen_to_run_has_what_it_has_until_it_is_seen_no_more() -> None:
+    ledger = old_ledger()
+    ledger.known({X.slot: POD}, running=POD | LATER)
+    assert [claim.pods for claim in ledger.held()] == [POD]
+    ledger.known({}, running=POD)
+    assert doubts(ledger) == [FORGOTTEN], "whether anybody says that the record is lost or not"
+    assert ledger.believe(frozenset({"card"})) != []
+    ledger.known({}, running=POD)
+    assert doubts(ledger) == [FORGOTTEN], "what is seen counts more than an operator's word"
+    ledger.known({}, running=None, lost=True)
+    assert doubts(ledger) == [FORGOTTEN]
+    ledger.known({}, running=LATER)
+    assert doubts(ledger) == [""]
+    listed(ledger, NOBODY)
+    assert [it.id for it in ledger.checkpoint(NOBODY, (2,))] == ["x"]
+
+
+def test_an_operator_says_that_no_pod_has_what_the_kubelet_has_forgotten() -> None:
+    ledger = old_ledger()
+    ledger.known({}, lost=True)
+    assert ledger.believe(frozenset({"another"})) == []
+    assert ledger.believe(frozenset({"card"})) == [X]
+    ledger.known({})
+    listed(ledger, NOBODY)
+    assert ledger.checkpoint(NOBODY, (2,)) == [X]
+
+
+@pytest.mark.parametrize(
+    ("record", "shown", "running"),
+    [(POD | LATER, NOBODY, None), (POD, {"a/one", "a/two"}, None), (LATER, NOBODY, POD | LATER)],
+    ids=["checkpoint", "List", "one of them forgotten"],
+)
+def test_two_pods_with_one_device_are_found_and_their_resource_is_sent_again(
+    record: frozenset[str], shown: set[str], running: frozenset[str] | None
+) -> None:
+    ledger = old_ledger()
+    ledger.known({X.slot: POD}, running=running)
+    ledger.known({X.slot: record}, {X.slot: frozenset(shown)}, running)
+    assert doubts(ledger) == [TWO_PODS]
+    assert ledger.awaiting_checkpoint(0.0) == {A}  # so that the kubelet's checkpoint shows the end of one
+    assert ledger.ending()
+    ledger.known({X.slot: LATER}, running=running and LATER)
+    assert doubts(ledger) == [""]
+
+
 SLOTS = [(A, "x"), (A, "y"), (B, "x")]
 
 
 class Witnessed(RuleBasedStateMachine):
-    """Pods come and go; a kubelet shows them as the contract says: Lists without init containers, stale checkpoints."""
+    """Pods come and go; a kubelet shows them as the contract says: Lists without init containers, stale checkpoints.
+
+    It may lose its record (A11.1): then it knows none of the pods that run.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.forgotten: set[SlotKey] = set()  # what containers hold and the kubelet does not know
+        self.is_seen = False  # are the cgroups of pods to be seen?
+        self.never_seen: set[SlotKey] = set()  # what was claimed of pods unseen as the record was lost
         self.ledger = Ledger()
         self.now = 0.0
         self.pods: dict[SlotKey, bool] = {}  # what containers really hold → in an init container
@@ -232,53 +325,86 @@ class Witnessed(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
 
+    @initialize(is_seen=st.booleans())
+    def see(self, is_seen: bool) -> None:
+        self.is_seen = is_seen
+
     @rule(slot=st.sampled_from(SLOTS), init=st.booleans())
     def allocate(self, slot: SlotKey, init: bool) -> None:
-        self.ledger.allocate([held(*slot)], self.now)
+        if slot in self.ledger.forgotten():
+            return  # it is Unhealthy
+        self.ledger.allocate([held(*slot, device("-".join(slot)))], self.now)
         self.pods[slot] = init
         self.allocated[slot] = self.now
         self.absent.pop(slot, None)
         self.write()  # the kubelet writes after each Allocate
+        self.compare()
+
+    @rule()
+    def lose_the_record(self) -> None:
+        self.compare()  # of what was given a moment ago and never looked at, nobody knows that a pod has it
+        self.never_seen |= {
+            claim.slot for claim in self.ledger.held() if not claim.pods
+        }  # nor is the end of those seen
+        self.forgotten = set(self.pods)
+        self.written, self.version = set(), self.version + 1
+        self.compare(lost=True)
+
+    def compare(self, *, lost: bool = False) -> None:
+        """Hold the claims against the record, as is done before each list and with each answer."""
+        running = frozenset(map(str, self.pods)) if self.is_seen else None
+        record = {slot: frozenset({str(slot)}) for slot in self.written}
+        self.ledger.known(record, running=running, lost=lost)
+        for slot in self.ledger.forgotten():
+            self.absent.pop(slot, None)
 
     @rule(slot=st.sampled_from(SLOTS), card=st.sampled_from(["card", "another card"]))
-    def learn(self, slot: SlotKey, card: str) -> None:
-        """As from a witness, that the claim has this hardware."""
-        if slot in self.pods:
-            self.ledger.restore([held(*slot, device(card))], self.allocated[slot])
+    def start_again(self, slot: SlotKey, card: str) -> None:
+        """What was kept of the claim says as well what was seen of its pods; an agent before us knew other hardware of it."""
+        if slot in self.pods and (known := self.ledger.of(slot)) is not None:
+            kept = replace(held(*slot, device(card)), pods=known.pods, trouble=known.trouble)
+            self.ledger.restore([kept], self.allocated[slot])
             self.absent.pop(slot, None)
 
     @rule(slot=st.sampled_from(SLOTS))
     def end(self, slot: SlotKey) -> None:
         self.pods.pop(slot, None)
+        self.forgotten.discard(slot)
 
     @rule()
     def write(self) -> None:
-        self.written = set(self.pods)
+        self.written = self.pods.keys() - self.forgotten
         self.version += 1
 
     def shown(self) -> set[SlotKey]:
-        return {slot for slot, init in self.pods.items() if not init}
+        return {slot for slot, init in self.pods.items() if not init and slot not in self.forgotten}
 
     @rule(took=st.sampled_from([0.0, 2.0]))
     def ask_the_list(self, took: float) -> None:
+        self.compare()
         present, asked = self.shown(), self.now
         self.now += took
         self.ledger.listed(present, asked, self.now, (self.version,))
         for slot in SLOTS:
             if slot in present:
                 self.absent.pop(slot, None)
-            elif slot in self.allocated and asked - self.allocated[slot] >= MIN_AGE:
+            elif slot in self.judged() and asked - self.allocated[slot] >= MIN_AGE:
                 self.absent.setdefault(slot, self.version)
+
+    def judged(self) -> set[SlotKey]:
+        """What may end."""
+        return self.allocated.keys() - self.ledger.forgotten()
 
     @rule()
     def ask_the_list_of_a_kubelet_that_just_started(self) -> None:
         self.ledger.listed(set(), self.now, self.now, (self.version,))
-        for slot, since in self.allocated.items():
-            if self.now - since >= MIN_AGE:
+        for slot in self.judged():
+            if self.now - self.allocated[slot] >= MIN_AGE:
                 self.absent.setdefault(slot, self.version)
 
     @rule()
     def read_the_checkpoint(self) -> None:
+        self.compare()
         for claim in self.ledger.checkpoint(self.written, (self.version,)):
             assert claim.slot not in self.pods, "nothing that a container holds ends"
             assert self.absent.pop(claim.slot) < self.version, "both witnesses, the second after the first"
@@ -306,6 +432,13 @@ class Witnessed(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Once both witnesses tell the truth, only what is held is claimed."""
         self.now += MIN_AGE
+        for slot in set(self.forgotten):
+            self.end(slot)
+        self.compare()
+        assert not self.is_seen or self.never_seen.issuperset(self.ledger.forgotten()), (
+            "the ends of the others were seen"
+        )
+        self.ledger.believe(frozenset().union(*(claim.hardware for claim in self.ledger.held())))
         for _ in range(2):  # the first checkpoint may answer an older question
             self.write()
             self.ask_the_list(0.0)

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.console.control import NoSuchDeviceError
-from agent.console.explanation import Knowledge, explain
+from agent.console.explanation import Knowledge, explain, find
 from agent.console.views import Decision, Explanation, Gift, Held, Holder, Problem, Signal
 from agent.health import Statement
 from agent.inventory.inventory import Inventory
@@ -57,7 +57,9 @@ class World:
         self.beside: list[tuple[str, Device]] = []
 
     def explain(self, name: str) -> Explanation:
-        return explain(self.known, name)
+        it = explain(self.known, find(self.known, name), name)
+        assert it is not None
+        return it
 
 
 def decided(it: Explanation) -> Iterable[tuple[str, bool, str]]:
@@ -217,3 +219,14 @@ def test_a_backend_that_gives_nothing_is_a_refusal(given: Callable[[], Any], sen
     it = world.explain("d")
     assert it.gift is None
     assert sentence in it.refusal
+
+
+def test_what_is_unusable_and_held_is_explained_as_it_is_listed() -> None:
+    """As a GPU whose node is gone."""
+    world = World(device("d", A))
+    world.inventory.claim([held(A, "d", device("d", A))])
+    world.inventory.update(KIND, by_unit([replace(device("d", A), unusable="/dev/d is missing")]))
+    it = world.explain("d")
+    assert (it.resource, it.ids, it.state, it.reason) == (A, ("d",), "Unhealthy", "unusable")
+    assert it.held == (Held("d", (Holder("team", "pod-of-d", "main"),)),)
+    assert "cannot be used now: /dev/d is missing" in it.refusal

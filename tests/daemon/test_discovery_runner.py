@@ -43,6 +43,9 @@ class Node:
     def scanned(self, changes: Changes) -> None:
         pass
 
+    def looked(self, looking: set[str]) -> None:
+        pass
+
 
 @pytest.mark.parametrize(("heard", "looks"), [(True, 1), (False, 2)])
 async def test_a_start_looks_again_only_if_an_event_may_have_been_missed(

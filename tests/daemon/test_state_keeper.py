@@ -23,7 +23,7 @@ from agent.model import Health, Slot, Snapshot, State
 from agent.runtime.errors import FairleadError
 from backends.base import Clears, Host
 from tests.fakes import KIND, Fake, by_unit, device, held, resource
-from tests.health.said import BOOT, NOW, latch, probe, signal
+from tests.health.said import BOOT, INFO, NOW, latch, probe, signal
 from tests.wait import PATIENCE, until
 
 WALL = 1_800_000_000.0
@@ -88,7 +88,7 @@ async def test_the_next_run_knows_what_the_last_one_was_told_before_it_lists_any
 
 async def test_health_is_written_when_it_changed_and_only_then(tmp_path: Path) -> None:
     run = await Run(tmp_path).begin()
-    probe(run.health, 1.0, signal(hardware="pci:1"))  # the next run will see that itself
+    probe(run.health, 1.0, signal(INFO, hardware="pci:1"))  # the next run will see that itself
     await run.keeper.write_health()
     assert not run.file.path.exists()
     latch(run.health, 1.0, XID)

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from agent.daemon import discovery_runner, serving
+from agent.daemon import boot, discovery_runner, serving
 from agent.daemon.serving import Serving
 from agent.daemon.state_file import StateFile
 from agent.daemon.supervisor import Agent
@@ -501,6 +501,65 @@ async def test_a_backend_that_hangs_costs_the_others_nothing_and_does_not_hold_u
     let_go.set()
     # on a busy machine the other may be slow, too
     assert [line["backend"] for line in lines if line["event"] == "backend-slow"].count("bad") == 1
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["the kubelet goes on", "the kubelet restarts"])
+async def test_a_first_list_waits_for_what_was_offered_before_as_long_as_the_kubelet_goes_on(
+    node: Node, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    monkeypatch.setattr(discovery_runner, "SETTLE", 0.0)
+    let_go = threading.Event()
+
+    def late(unit: str) -> Discovery:
+        if unit == "v":
+            let_go.wait()
+        return Discovery((Device(unit, unit, frozenset({f"bad:{unit}"})),))
+
+    def backend() -> Bad:
+        return Bad(units=lambda: ["u", "v"], discover=late)
+
+    await node.kubelet.start()
+    let_go.set()
+    async with node.running(bad(), backends={"bad": backend()}):
+        await node.has(BAD, healthy=2)
+        await until(lambda: len(StateFile(node.state).read().offered or ()) == 2)
+    let_go.clear()
+    with node.kubelet.changes() as changes:
+        async with node.running(bad(), backends={"bad": backend()}) as agent:
+            await until(lambda: any("wait for devices" in it.sentence for it in agent.problems.lasting()))
+            if restarts:
+                await node.kubelet.restart()
+                await node.has(BAD, healthy=1)
+                assert any("what it has found so far" in it.sentence for it in agent.problems.lasting())
+            let_go.set()
+            await node.has(BAD, healthy=2)
+            await until(lambda: not any("first look" in it.sentence for it in agent.problems.lasting()))
+        lists = []
+        while not changes.empty():
+            change = changes.get_nowait()
+            if change.kind is Kind.LIST and change.after:
+                lists.append(len(change.after.healthy))
+    assert restarts or lists[0] == 2
+
+
+async def test_a_first_list_does_not_wait_for_ever_for_what_was_offered_before(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery_runner, "SETTLE", 0.0)
+    monkeypatch.setattr(boot, "HELD_BACK", 0.0)
+    let_go = threading.Event()
+    await node.kubelet.start()
+    async with node.running(bad(), backends={"bad": Bad()}):
+        await node.has(BAD, healthy=1)
+        await until(lambda: len(StateFile(node.state).read().offered or ()) == 1)
+
+    def hang(_: str) -> Discovery:
+        let_go.wait()
+        return Discovery()
+
+    async with node.running(bad(), backends={"bad": Bad(discover=hang)}):
+        await node.has(BAD, healthy=0)
+    let_go.set()
 
 
 @pytest.mark.parametrize("does", [oh_no, lambda: None, lambda: ContainerEdits(env={"A": 1})])  # type: ignore[dict-item]

@@ -194,6 +194,51 @@ async def test_what_was_drained_or_latched_is_never_healthy_after_a_restart(node
     assert set(healthy) == {0}
 
 
+DOWN = Signal("pci:0", "port-down", Verdict.DELAYED, "port 1 is down", after=3600.0)
+
+
+async def test_what_was_unhealthy_after_a_delay_is_so_from_the_first_list_of_a_restart_and_of_a_standby(
+    node: Node,
+) -> None:
+    backend, beside = Cards(), Cards()
+    backend.said = beside.said = (DOWN,)
+    async with node.running(cards(), backends={"cards": backend}) as agent:
+        await node.has(CARDS, healthy=4)
+        node.pass_time(3600)
+        await node.has(CARDS, healthy=2, unhealthy=2)
+        since = agent.node.health.of("pci:0").since
+        await until(lambda: len(kept(node)["sightings"]) == 1)
+    with lists(node) as healthy:
+        async with node.running(cards(), backends={"cards": backend}) as agent:
+            await node.has(CARDS, healthy=2, unhealthy=2)
+            assert agent.node.health.of("pci:0").since == pytest.approx(since, abs=1.0)
+            standby = node.agent(cards(), backends={"cards": beside})
+            running = asyncio.ensure_future(standby.run())
+            await until(lambda: standby._serving.is_standing_by)
+        await until(lambda: any(it.registered for it in standby._serving.registrars.values()))
+        await node.kubelet.wait_for(lambda k: len(k.resources[CARDS].healthy) == 2)
+        assert standby.node.health.of("pci:0").since == pytest.approx(since, abs=1.0)
+    assert max(healthy) == 2
+    beside.said = ()
+    standby.discoverers["cards"].rescan()
+    await node.kubelet.wait_for(lambda k: len(k.resources[CARDS].healthy) == 4)
+    await until(lambda: kept(node)["sightings"] == [])
+    await ended(running)
+
+
+async def test_what_was_unhealthy_is_well_where_the_first_look_after_a_restart_says_so(node: Node) -> None:
+    backend = Cards()
+    backend.said = (DOWN,)
+    async with node.running(cards(), backends={"cards": backend}):
+        await node.has(CARDS, healthy=4)
+        node.pass_time(3600)
+        await node.has(CARDS, healthy=2, unhealthy=2)
+        await until(lambda: len(kept(node)["sightings"]) == 1)
+    backend.said = ()
+    async with node.running(cards(), backends={"cards": backend}):
+        await node.has(CARDS, healthy=4)
+
+
 async def test_a_latch_ends_when_the_driver_is_bound_anew_even_while_we_are_down(node: Node) -> None:
     backend = Cards()
     async with node.running(cards(), backends={"cards": backend}) as agent:

@@ -999,6 +999,23 @@ async def test_watches_that_fail_are_none_and_said_until_they_do_not(answer: Cal
     assert eyes.sentences() == []
 
 
+async def test_watches_that_fail_are_asked_for_again_soon_and_no_more_once_they_do_not() -> None:
+    clock = iter(range(0, 10**9, 100))  # seconds: whatever is due once is due at the next look
+    eyes, listed = Eyes(options={"clock": lambda: float(next(clock))}), [0]
+
+    def units() -> list[str]:
+        listed[0] += 1
+        return []
+
+    eyes.backend.listed, eyes.backend.watched = units, failing()
+    eyes.it.watches()
+    async with looking(eyes):
+        await eyes.until(lambda: listed[0] > 2)
+        eyes.backend.watched = Watches
+        await eyes.until(lambda: not eyes.sentences())
+    assert eyes.it.schedule._retries == {}
+
+
 async def test_every_event_is_refused_to_a_backend_that_does_not_say_what_each_is_about() -> None:
     eyes = Eyes()
     eyes.backend.watched = lambda: Watches(frozenset({ANY_SUBSYSTEM}))

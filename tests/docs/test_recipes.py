@@ -14,7 +14,7 @@ import yaml
 from click.testing import CliRunner
 
 from agent.cli.commands import fairlead
-from tests.backends.trees import planted_host
+from tests.backends.trees import HOST, planted_host
 from tests.docs.pages import PAGES, Block, blocks, text
 from tests.docs.recipe_nodes import NODES
 
@@ -72,9 +72,8 @@ RECIPES: Final = list(_recipes())
 def test_it_offers_what_it_shows_and_gives_the_nodes_it_names(recipe: Recipe, tmp_path: Path) -> None:
     host = tmp_path / "host"
     planted_host(host, NODES[recipe.heading])
-    trees = "".join(f'{name} = "{host / name}"\n' for name in ("dev", "sys", "proc", "run"))
     config = tmp_path / "config.toml"
-    config.write_text(f'[host]\nroot = "{host}"\n{trees}\n{recipe.configuration}')
+    config.write_text(f"{HOST.format(root=host)}\n{recipe.configuration}")
     assert _said("discover", "--config", str(config)) == recipe.shown
     offered = {
         one["name"]: one["devices"]

@@ -124,11 +124,11 @@ class Node:
         """For a configuration: HTTP is served."""
         return f'[http]\nlisten = "unix:{self.http}"\n'
 
-    async def get(self, path: str) -> str:
-        """What is answered over HTTP."""
+    async def get(self, path: str, *, slower: float = 1.0) -> str:
+        """What is answered over HTTP; `slower` as in `limit`."""
         reader, writer = await asyncio.open_unix_connection(str(self.http))
         writer.write(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
-        async with limit(f"the answer to {path}"):
+        async with limit(f"the answer to {path}", slower=slower):
             answer = await reader.read()
         writer.close()
         return answer.decode()

@@ -67,6 +67,9 @@ def test_after_the_clock_was_set_back_the_newest_state_is_the_one_of_now() -> No
     ill, well = Condition("Unhealthy", "xid-79"), Condition()
     noted = [Change(*KEY, NOW + 7200, ill, "Healthy"), Change(*KEY, NOW - 60, well)]
     assert periods(noted, ALWAYS, NOW)[-1] == Period(NOW - 60, NOW, well)
+    came = [Change(*KEY, NOW + 3600, well, GONE)]
+    for runs in (ALWAYS, [Run(NOW - 60, NOW)], [Run(NOW + 3500, NOW + 3700), Run(NOW - 1, NOW)]):
+        assert periods(came, runs, NOW)[-1].condition == well
 
 
 @given(changes(), st.integers(0, 2 * int(SPAN)))

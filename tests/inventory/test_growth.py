@@ -93,6 +93,17 @@ def tokens_are_claimed(number: int) -> Callable[[], object]:
     )
 
 
+def tokens_beside_another_device_are_claimed_one_by_one(number: int) -> Callable[[], object]:
+    """The node of a card has tokens, the card itself is one pod's: each claim may take the place from the other."""
+    ids, place = [str(n) for n in range(1000)], frozenset({"port 1"})
+    node = replace(device("node", NAME, ids=ids), place=place)
+    other = replace(device("other", NAME), place=place)
+    it = Inventory([resource(NAME)], {KIND: Fake(resource(NAME))})
+    it.update(KIND, by_unit([node, other]))
+    it.ready(KIND)
+    return in_turn(*(partial(it.claim, [held(NAME, i, node)]) for i in ids[:number]))
+
+
 def resources_retire(number: int) -> Callable[[], object]:
     it = holding(number)
     return in_turn(
@@ -115,6 +126,7 @@ def hardware_is_asked_for(number: int) -> Callable[[], object]:
         claims_of_former_ids_end,
         state_is_restored,
         tokens_are_claimed,
+        tokens_beside_another_device_are_claimed_one_by_one,
         resources_retire,
         hardware_is_asked_for,
     ],

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.inventory.inventory import Inventory
-from agent.model import HEALTHY, Health, Held, Slot, State
+from agent.model import FORGOTTEN, HEALTHY, TWO_PODS, Health, Held, Slot, State
 from agent.runtime import limits
 from backends.base import Device, Link
 from tests import fakes
@@ -499,3 +499,23 @@ def test_no_ids_are_made_of_devices_that_a_full_list_has_no_room_for() -> None:
     it.update(KIND, {"u98": []})
     it.update(KIND, {"u98": [device("d98", A, unit="u98")]})
     assert made[-1] == "d98"
+
+
+# --- a kubelet that gave a device out twice, or forgot that it did ---
+
+
+@pytest.mark.parametrize("reason", [FORGOTTEN, TWO_PODS])
+def test_a_device_that_the_kubelet_gave_out_twice_or_forgot_is_unhealthy_unless_pods_may_share_it(reason: str) -> None:
+    one, shared = device("one", A), device("shared", A, ids=["s1", "s2"])
+    it = inventory(devices=[one, shared])
+    it.claim([held(A, "one", one), held(A, "s1", shared)])
+    assert (it.is_for_one((A, "one")), it.is_for_one((A, "s1")), it.is_for_one((B, "s1"))) == (True, False, False)
+    it.claim([replace(held(A, "one", one), trouble=reason), replace(held(A, "s1", shared), trouble=reason)])
+    assert shown(it, A) == {"one": reason, "s1": "Healthy", "s2": "Healthy"}
+    it.update(KIND, by_unit([replace(one, attributes={**one.attributes, "more": ("1",)})]))
+    assert shown(it, A)["one"] == reason
+    again = inventory(devices=[one, shared])
+    again.claim([replace(held(A, "one", one), trouble=reason)])
+    assert shown(again, A)["one"] == reason, "also where that was known before the claim was"
+    it.claim([held(A, "one", one)])
+    assert shown(it, A)["one"] == "Healthy"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.config.templates import fits
-from agent.inventory.inventory import Inventory
+from agent.inventory.inventory import KEPT, MOST_EMPTY, Inventory
 from agent.runtime.limits import resource_name_problem
 from backends.base import Device, Resource, ResourceSpec
 from tests.fakes import KIND, Fake, FakeOptions, by_unit, device, held, inventory, reconfigure
@@ -67,6 +67,53 @@ def test_a_name_comes_with_its_first_device_and_stays_when_that_goes() -> None:
     (snapshot,) = it.take()
     assert (snapshot.resource, dict(snapshot.slots), it.names()) == (SMALL, {}, [SMALL])
     assert it.selection.take_given() == []
+
+
+def test_a_name_without_a_device_goes_after_a_day_and_comes_back_with_its_device() -> None:
+    it = inventory(resource(MIG))
+    for now, devices in ((0.0, [mig("a", "1g.5gb")]), (10.0, ()), (10.0 + KEPT - 1, ())):
+        it.update(KIND, {"a": devices})
+        it.take(now)
+        assert it.names() == [SMALL]
+    revision = it.names_revision
+    it.take(10.0 + KEPT)
+    assert (it.names(), it.selection.given(), it.names_revision) == ([], {MIG: ()}, revision + 1)
+    it.update(KIND, {"a": [mig("a", "1g.5gb")]})
+    assert [snapshot.resource for snapshot in it.take(20.0 + KEPT)] == [SMALL]
+    assert shown(it) == {SMALL: {"a": "Healthy"}}
+    it.update(KIND, {"a": ()})
+    it.take(30.0 + KEPT)
+    assert it.names() == [SMALL], "its time begins again"
+
+
+def test_what_a_pod_holds_keeps_a_name_however_long_its_device_is_gone() -> None:
+    it = inventory(resource(MIG), devices=[mig("a", "1g.5gb")])
+    claim = held(SMALL, "a", mig("a", "1g.5gb"))
+    it.claim([claim])
+    it.update(KIND, {"a": ()})
+    for now in (1.0, 2 * KEPT):
+        it.take(now)
+        assert shown(it) == {SMALL: {"a": "gone"}}
+    it.unclaim([claim])
+    it.take(2 * KEPT + 1)
+    assert it.names() == [SMALL]
+    it.take(3 * KEPT + 1)
+    assert it.names() == []
+
+
+def test_of_names_that_come_and_go_the_latest_few_stay() -> None:
+    it = inventory(resource(MIG))
+    it.update(KIND, {"held": [mig("held", "held")], "there": [mig("there", "there")]})
+    it.claim([held("nvidia.com/mig-held", "held", mig("held", "held"))])
+    it.update(KIND, {"held": ()})
+    for n in range(800):
+        it.update(KIND, {"a": [mig("a", f"n{n}")]})
+        it.take(float(n))
+    latest = [f"nvidia.com/mig-n{n}" for n in range(799 - MOST_EMPTY, 800)]
+    assert it.names() == sorted([*latest, "nvidia.com/mig-held", "nvidia.com/mig-there"])
+    configure(it, resource(MIG), resource(WHOLE))
+    it.take(900.0)
+    assert len(it.names()) == MOST_EMPTY + 4, "a reload changes nothing of that"
 
 
 def test_a_resource_that_a_template_gave_is_the_template_under_another_name() -> None:

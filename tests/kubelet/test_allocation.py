@@ -19,7 +19,7 @@ from agent.inventory.inventory import Inventory
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.api.v1beta1 import AllocateResponse
 from agent.kubelet.wire import Encoded
-from agent.model import Health, Held, State
+from agent.model import Health, Held, SlotKey, State
 from backends.base import (
     AllocationRefused,
     Backend,
@@ -34,7 +34,7 @@ from backends.base import (
     ResourceSpec,
 )
 from tests.fakes import reconfigure
-from tests.wait import at_once, limit
+from tests.wait import at_once, limit, until
 
 TOY = "example.com/toy"
 KIND = "toy"
@@ -457,3 +457,76 @@ async def test_a_device_that_falls_ill_while_it_is_made_ready_is_refused(claimin
     call = await during_claim(claiming, lambda: claiming.inventory.set_health({"toy:a": sick}))
     with pytest.raises(AllocationRefused, match="It is too hot"):
         await call
+
+
+# --- for one pod ---
+
+
+async def asked_twice(house: House, *ids: str) -> str:
+    """The refusal of these IDs while `a` is being made ready for another pod, which gets it."""
+    acts, goes = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def claim() -> None:
+        loop.call_soon_threadsafe(acts.set)
+        goes.wait()
+
+    house.backend.on_claim = claim
+    first = asyncio.ensure_future(house.allocate("a"))
+    try:
+        async with limit():
+            await acts.wait()
+        return await house.refusal(*ids)
+    finally:
+        goes.set()
+        assert env(await first) == {"IDS": "a"}
+        house.backend.on_claim = lambda: None
+
+
+async def test_an_allocate_of_what_is_being_given_to_another_pod_is_refused(claiming: House) -> None:
+    sentence = await asked_twice(claiming, "b", "a")
+    assert sentence.startswith("Device a of example.com/toy is in use: another pod, which is being given it")
+    assert [held.id for held in claiming.recorded] == ["a"]
+    assert env(await claiming.allocate("a", "b")) == {"IDS": "a,b"}, "the refused one holds nothing back"
+
+
+async def test_an_allocate_that_ends_in_any_way_keeps_nothing_from_the_next(claiming: House) -> None:
+    claiming.backend.fails = RuntimeError("oh no")
+    await claiming.refusal("a")
+    claiming.backend.fails = None
+    acts, goes = threading.Event(), threading.Event()
+
+    def claim() -> None:
+        acts.set()
+        goes.wait()
+
+    claiming.backend.on_claim = claim
+    cut_off = asyncio.ensure_future(claiming.allocate("a"))  # as by a kubelet that was killed
+    await until(acts.is_set, "the claim")
+    cut_off.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cut_off
+    goes.set()
+    claiming.backend.on_claim = lambda: None
+    assert env(await claiming.allocate("a")) == {"IDS": "a"}
+
+
+async def test_what_a_pod_has_for_certain_is_refused_to_the_next_and_only_that_is_asked_about(house: House) -> None:
+    asked: list[Sequence[SlotKey]] = []
+    holder: tuple[SlotKey, str] | None = ((TOY, "b"), "team/train (main)")
+
+    async def find(slots: Sequence[SlotKey]) -> tuple[SlotKey, str] | None:
+        asked.append(slots)
+        return holder
+
+    house.allocator = Allocator(house.inventory, {KIND: house.backend}, house.jobs, house._record, holder=find)
+    await house.allocate("a", "b")
+    assert asked == [], "it is free"
+    assert await house.refusal("a", "b", "c") == (
+        "Device b of example.com/toy is in use: team/train (main) has it, and the kubelet asks for it a second time. "
+        "Create the pod again."
+    )
+    assert asked == [[(TOY, "a"), (TOY, "b")]]
+    assert [held.id for held in house.recorded] == ["a", "b"]
+    holder = None
+    assert env(await house.allocate("a")) == {"IDS": "a"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -14,12 +16,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.kubelet import lost_resources, other_plugins
+from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.lost_resources import INTERVAL, SETTLED, LostResources
 from agent.kubelet.other_plugins import Observation
 from agent.kubelet.plugin import Plugin
-from agent.kubelet.pods.checkpoint import record
+from agent.kubelet.pods.checkpoint import FILE_NAME, record
 from agent.kubelet.pods.podresources import PodResourcesError
-from agent.kubelet.registration import Kubelet
 from agent.kubelet.transport.server import SocketServer
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.sockets import Version
@@ -139,10 +141,10 @@ async def test_a_list_that_is_under_way_or_empty_and_a_resource_that_waits_prove
 ) -> None:
     asked = 0
 
-    async def none(*_: object) -> frozenset[str]:
+    async def none(*_: object) -> dict[str, set[str]]:
         nonlocal asked
         asked += 1
-        return frozenset()
+        return {}
 
     monkeypatch.setattr(lost_resources, "list_allocatable", none)
     async with running(node) as agent:
@@ -168,9 +170,9 @@ async def test_a_list_that_was_sent_while_the_kubelet_answered_proves_nothing(
         clock = Clock(agent)
         clock.now = clock.start + INTERVAL
 
-        async def late(*_: object) -> frozenset[str]:
+        async def late(*_: object) -> dict[str, set[str]]:
             agent.plugin.sent_at += 1
-            return frozenset()
+            return {}
 
         monkeypatch.setattr(lost_resources, "list_allocatable", late)
         await looking(agent, node, clock).look()
@@ -185,16 +187,13 @@ async def test_a_list_that_was_sent_while_the_kubelet_answered_after_another_plu
         clock = Clock(agent)
         clock.now = clock.start + INTERVAL
 
-        async def late(*_: object) -> frozenset[str]:
+        async def late(*_: object) -> dict[str, set[str]]:
             agent.plugin.sent_at = clock.now
-            return frozenset({TOY})
+            return {TOY: {"a", "b"}}
 
         monkeypatch.setattr(lost_resources, "list_allocatable", late)
         looks = looking(agent, node, clock)
         looks.changed(node.plugin_dir / "rival.sock")
-        await looks.look()
-        assert not agent.registrar._is_outdated
-        clock.now += 1
         await looks.look()
         assert agent.registrar._is_outdated
 
@@ -245,6 +244,50 @@ async def test_a_list_waits_where_the_kubelet_has_ids_of_lists_of_ours_that_it_m
             assert f"the kubelet has its devices: {', '.join(theirs)}" in agent.registrar.rival
 
 
+@pytest.mark.parametrize("speaks", [True, False], ids=["the kubelet says what it has", "the kubelet does not say it"])
+@pytest.mark.parametrize("written", [("a",), ("x", "y"), ("a", "b", "c")], ids=["older", "another's", "more"])
+async def test_a_record_alone_stops_no_list(node: SimulatedKubelet, written: Sequence[str], speaks: bool) -> None:
+    """It was written in the wrong order, or late, or is another resource's, or an old one that was touched."""
+    async with running(node) as agent:
+        await stays_well(node, agent)
+        if not speaks:
+            node.pod_resources_socket.unlink()
+        clock = Clock(agent)
+        looks = looking(agent, node, clock)
+        looks.changed(node.plugin_dir)
+        file, record = node.plugin_dir / FILE_NAME, {"Data": {"RegisteredDevices": {TOY: written}}, "Checksum": 0}
+        for _ in "twice":
+            file.write_text(json.dumps(record))
+            os.utime(file, (time.time() + 60, time.time() + 60))
+            await looks.look()
+            looks.changed(file)
+            await at_once(looks.before_list(TOY))
+            clock.now += SETTLED
+        assert not agent.registrar.rival
+        Lists(agent.plugin).put("a", "c")
+        await until(lambda: node.resources[TOY].healthy == {"a", "c"})
+
+
+async def test_another_plugins_name_keeps_no_loss_from_the_kubelet(node: SimulatedKubelet) -> None:
+    """Both have device `a`, and it is unplugged: no pod may get it, whichever of us the kubelet asks."""
+    async with running(node) as agent:
+        await stays_well(node, agent)
+        clock = Clock(agent)
+        looks = looking(agent, node, clock, wall=record(node.plugin_dir)[0] + SETTLED)
+        lists = Lists(agent.plugin)
+        lists.put("a", "b")
+        async with rival(node, ids=("a", "theirs")):
+            clock.now += SETTLED
+            await looks.look()
+            assert "theirs" in agent.registrar.rival
+            lists.put("c")
+            lists.drop("b")
+            await settled()
+            assert node.resources[TOY].healthy == {"a", "theirs"}, "it would not give them to a pod as they are ours"
+            lists.drop("a")
+            await until(lambda: node.resources[TOY].healthy == {"c"})
+
+
 async def test_a_list_does_not_wait_where_the_kubelet_has_our_last_one(node: SimulatedKubelet) -> None:
     async with running(node) as agent:
         await stays_well(node, agent)
@@ -291,7 +334,7 @@ async def test_a_list_does_not_go_out_beside_a_look_that_has_not_ended(
 async def test_a_kubelet_that_does_not_say_what_it_offers_is_not_troubled(
     node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refused(*_: object) -> frozenset[str]:
+    async def refused(*_: object) -> dict[str, set[str]]:
         raise PodResourcesError("it does not serve podresources v1")
 
     monkeypatch.setattr(lost_resources, "list_allocatable", refused)
@@ -305,9 +348,9 @@ async def test_what_is_lost_again_and_again_is_registered_less_and_less_often(
     node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another plugin that has the name and no device, for one; the two must not take turns every minute."""
-    offered: frozenset[str] = frozenset()
+    offered: dict[str, set[str]] = {}
 
-    async def said(*_: object) -> frozenset[str]:
+    async def said(*_: object) -> dict[str, set[str]]:
         return offered
 
     monkeypatch.setattr(lost_resources, "list_allocatable", said)
@@ -320,9 +363,9 @@ async def test_what_is_lost_again_and_again_is_registered_less_and_less_often(
             await looks.look()
             clock.now += INTERVAL
         assert renewed == [0, 60, 180, 420, 900]
-        offered = frozenset({TOY})
+        offered = {TOY: {"a", "b"}}
         await looks.look()
-        offered = frozenset()
+        offered = {}
         clock.now += INTERVAL
         await looks.look()
         assert len(renewed) == 6, "it was well in between"

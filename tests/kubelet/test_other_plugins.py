@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.kubelet.other_plugins import Observation, Offer, ended, observe, sentence, unlike_since
+from agent.kubelet.other_plugins import Observation, Offer, confirmed, ended, observe, sentence, unlike_since
 from agent.model import HEALTHY, Slot
 from tests.kubelet.plugins import SICK
 
@@ -37,6 +37,33 @@ def record(*ids: str, written: float) -> Observation:
 )
 def test_from_which_of_our_lists_the_kubelets_record_differs(observed: Observation, since: float | None) -> None:
     assert unlike_since(OFFER, observed, TOY) == since
+
+
+LATER = {"new.sock": (1, int(SENT * 1e9))}
+EARLIER = {"old.sock": (1, int((BEGAN - 1) * 1e9))}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "sockets", "answering", "allocatable", "theirs"),
+    [
+        pytest.param({"x"}, LATER, True, {TOY: {"a"}}, set(), id="the kubelet has our list"),
+        pytest.param({"x"}, LATER, True, {"example.com/other": {"x"}}, set(), id="the kubelet has nothing of the name"),
+        pytest.param({"x"}, {}, False, {TOY: {"x"}}, {"x"}, id="the kubelet has theirs, whose socket is elsewhere"),
+        pytest.param({"x"}, LATER, True, None, {"x"}, id="the kubelet does not say, and a plugin came"),
+        pytest.param({"x"}, LATER, False, None, set(), id="it came, and has ended"),
+        pytest.param({"x"}, EARLIER, True, None, set(), id="it was there before us"),
+        pytest.param({"c"}, LATER, True, None, set(), id="the kubelet does not say, and the IDs were ours"),
+    ],
+)
+def test_a_second_witness_tells_whether_another_plugin_has_the_name(
+    recorded: set[str],
+    sockets: dict[str, tuple[int, int]],
+    answering: bool,
+    allocatable: dict[str, set[str]] | None,
+    theirs: set[str],
+) -> None:
+    observed = Observation(SENT + 2, {TOY: frozenset(recorded)}, sockets, frozenset(sockets if answering else ()))
+    assert confirmed(OFFER, observed, TOY, allocatable) == theirs
 
 
 def test_who_it_is_is_told_as_far_as_can_be_seen() -> None:

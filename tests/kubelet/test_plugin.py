@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 
 from agent.inventory.slots import Listing
 from agent.kubelet import plugin as plugin_module
-from agent.kubelet import wire
+from agent.kubelet import protobuf, wire
 from agent.kubelet.api.v1beta1 import (
     ContainerPreferredAllocationRequest,
     DevicePluginOptions,
@@ -402,6 +403,26 @@ async def test_a_plugin_that_has_a_preference_says_so_and_is_asked_for_each_cont
         preferred = await client.call("GetPreferredAllocation", request, PreferredAllocationResponse)
     assert [container.device_ids for container in preferred.container_responses] == [["a"], ["b"]]
     assert asked[0] == wire.PreferredRequest(("c", "a"), (), 1)
+
+
+@pytest.mark.parametrize("method", ["Allocate", "GetPreferredAllocation", "PreStartContainer"])
+async def test_a_request_that_names_thousands_of_devices_is_read_in_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    threads: list[bool] = []
+
+    def fields(data: bytes) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return protobuf.fields(data)
+
+    monkeypatch.setattr(wire, "fields", fields)
+    async with served(tmp_path / "s", Plugin(TOY, nothing)), connected(tmp_path / "s") as client:
+        for number, here in ((10, True), (15_000, False)):
+            ids = [f"x{n:05}" for n in range(number)]
+            request = wire.encode_ids(ids) if method == "PreStartContainer" else wire.encode_preferred([ids])
+            threads.clear()
+            await client.call(method, request, Raw)
+            assert set(threads) == {here}
 
 
 async def test_each_container_of_a_call_gets_its_own(tmp_path: Path) -> None:

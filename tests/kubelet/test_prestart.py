@@ -454,3 +454,18 @@ async def test_a_caller_that_hangs_up_leaves_the_turn_to_the_reset(resetting: Ho
     let_go.set()
     async with limit(), resetting.turns.take({"toy:a"}):
         assert resetting.resets == []
+
+
+async def test_no_container_starts_with_a_device_that_two_pods_hold(checking: House) -> None:
+    """Which of the two is to start, the kubelet does not say."""
+    twice = [(TOY, "a")]
+
+    async def two_pods(slots: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        return [slot for slot in slots if slot in twice]
+
+    backends = {KIND: checking.backend}
+    checking.starter = Starter(checking.inventory, checking.ledger, backends, checking.jobs, checking, two_pods)
+    assert "Device a of example.com/toy is held by two pods" in await checking.refusal("a", "b")
+    await checking.start("b")
+    twice.clear()
+    await checking.start("a")

@@ -22,16 +22,19 @@ from structlog.testing import capture_logs
 
 from agent.discovery.sources.paths import Change as PathChange
 from agent.discovery.sources.paths import DirectoryWatch
-from agent.kubelet import registration
+from agent.kubelet import kubelet_socket, registration
 from agent.kubelet.api.v1beta1 import DevicePluginOptions, Empty, RegisterRequest, RegistrationBase
+from agent.kubelet.kubelet_socket import Kubelet, RegistrationError
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.preference import plain
-from agent.kubelet.registration import Kubelet, Registrar, RegistrationError
+from agent.kubelet.registration import Registrar
 from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import Encoded, PluginOptions, PreferredRequest
+from agent.simulation import plugin_client
 from agent.simulation.changes import Change, Kind
 from agent.simulation.kubelet import DISCONNECT_DELAY
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
+from agent.simulation.plugin_client import PluginClient
 from agent.simulation.pods import Container, Phase, Pod
 from agent.simulation.sockets import Version
 from tests.kubelet.plugins import TOY, Lists, more_than_fits, nothing
@@ -149,7 +152,8 @@ class Tries:
             return await wait(registrar, delay, most, generation)
 
         monkeypatch.setattr(Registrar, "_wait_to_retry", noted)
-        monkeypatch.setattr(registration, "time", SimpleNamespace(monotonic=lambda: loop.time()))
+        for module in (registration, kubelet_socket):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: loop.time()))
 
 
 def doubling(most: float, count: int) -> list[float]:
@@ -750,6 +754,64 @@ async def test_options_that_changed_are_told_by_one_more_registration_of_that_re
         assert opened == [TOY] * (2 if node.version == "1.37" else 4)  # one until 1.36 forgets both clients
         assert short == [], "the kubelet has all devices at every moment"
         await noticed_to_die(node, agent)
+
+
+async def test_a_kubelet_that_stands_still_sees_the_end_of_a_stream_before_the_next_registration(
+    node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, end = plugin_client._Protocol.data_received, Registrar.end_stream
+    unread: list[tuple[plugin_client._Protocol, bytes]] = []
+    still = asyncio.Event()
+    short: list[Change] = []
+
+    def kept(self: plugin_client._Protocol, data: bytes) -> None:
+        if still.is_set():
+            unread.append((self, data))
+        else:
+            read(self, data)
+
+    async def ended(self: Registrar) -> bool:
+        still.set()
+        return await end(self)
+
+    monkeypatch.setattr(registration, "_SEEN_BY_KUBELET", 0.0)
+    monkeypatch.setattr(plugin_client._Protocol, "data_received", kept)
+    await node.start()
+    async with running(node) as agent:
+        await stays_well(node, agent)
+        unsubscribe = node.subscribe(lambda it: short.append(it) if it.after and it.after.allocatable < 2 else None)
+        monkeypatch.setattr(Registrar, "end_stream", ended)
+        assert agent.plugin.set_hooks(plainly, None)
+        agent.registrar.renew()
+        if node.version == "1.36":  # one of 1.37 keeps the stream
+            await still.wait()
+            await settled()
+            still.clear()
+            for protocol, data in unread:
+                read(protocol, data)
+        await until(lambda: not agent.registrar.registered or agent.plugin.streams > 1)
+        await stays_well(node, agent)
+        unsubscribe()
+        assert short == []
+        monkeypatch.setattr(Registrar, "end_stream", end)
+        await noticed_to_die(node, agent)
+
+
+async def test_a_registration_whose_connection_the_kubelet_closes_is_made_again_at_once(
+    node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration, "_STREAM_WITHIN", HOURS)
+    watch = PluginClient.watch
+
+    async def closed(self: PluginClient, *_: Any) -> str:
+        self.close()
+        monkeypatch.setattr(PluginClient, "watch", watch)
+        return "the client connection is closing"
+
+    monkeypatch.setattr(PluginClient, "watch", closed)
+    await node.start()
+    async with running(node) as agent:
+        await stays_well(node, agent)
 
 
 async def plainly(request: PreferredRequest) -> tuple[str, ...]:

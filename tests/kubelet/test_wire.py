@@ -21,9 +21,10 @@ from agent.kubelet.wire import (
     PodDevices,
     PreferredCall,
     PreferredRequest,
-    allocatable_names,
+    allocatable_devices,
     device_head,
     device_tail,
+    encode_allocatable,
     encode_allocate,
     encode_allocate_call,
     encode_ids,
@@ -63,8 +64,8 @@ def read_pods(data: bytes) -> tuple[PodDevices, ...]:
     return tuple(pod_devices(data))
 
 
-def read_names(data: bytes) -> tuple[str, ...]:
-    return tuple(allocatable_names(data))
+def read_allocatable(data: bytes) -> list[tuple[str, tuple[str, ...]]]:
+    return list(allocatable_devices(data))
 
 
 def device(device_id: str, healthy: bool, numa_node: int | None) -> api.Device:
@@ -181,11 +182,20 @@ def test_a_pod_list_is_read_as_betterproto_wrote_it(pods: Any) -> None:
 @given(st.lists(st.tuples(text, st.lists(text, max_size=2)), max_size=4))
 def test_what_can_be_given_out_is_read_as_betterproto_wrote_it(entries: list[tuple[str, list[str]]]) -> None:
     written = v1.AllocatableResourcesResponse([v1.ContainerDevices(name, ids) for name, ids in entries])
-    expected = {name for name, ids in entries if ids and name}
-    assert set(read_names(bytes(written))) == expected
+    assert read_allocatable(bytes(written)) == [(name, tuple(ids)) for name, ids in entries]
 
 
-parsers = pytest.mark.parametrize("parse", [DeviceList.parse, AllocateCall.parse, read_pods, read_names])
+@quick
+@given(st.lists(st.tuples(text, st.lists(text, max_size=2)), max_size=4))
+def test_a_simulated_kubelet_says_what_can_be_given_out_as_betterproto_would(
+    resources: list[tuple[str, list[str]]],
+) -> None:
+    devices = [v1.ContainerDevices(name, [device]) for name, ids in resources for device in ids if device]
+    written = encode_allocatable((name, [device for device in ids if device]) for name, ids in resources)
+    assert written == bytes(v1.AllocatableResourcesResponse(devices))
+
+
+parsers = pytest.mark.parametrize("parse", [DeviceList.parse, AllocateCall.parse, read_pods, read_allocatable])
 
 
 @parsers
@@ -213,7 +223,7 @@ def _sample(parse: Callable[[bytes], object]) -> bytes:
     if parse == AllocateCall.parse:
         return bytes(api.AllocateRequest([api.ContainerAllocateRequest(["gpu-é", "b"])]))
     devices = [v1.ContainerDevices("a/b", ["gpu-é", "b"])]
-    if parse == read_names:
+    if parse == read_allocatable:
         return bytes(v1.AllocatableResourcesResponse(devices))
     return bytes(v1.ListPodResourcesResponse([v1.PodResources("p", "n", [v1.ContainerResources("c", devices)])]))
 
@@ -286,8 +296,10 @@ def test_a_call_that_names_more_devices_than_any_pod_is_not_read_to_its_end(
     with pytest.raises(MalformedError, match="names more than 20,000 devices"):
         call.parse(wire.encode_preferred([ids]) if call is wire.AllocateCall else wire.encode_ids(ids))
     assert len(read) == wire.MOST_IDS + 1
-    with pytest.raises(MalformedError, match="names more than 20,000 devices"):
-        wire.AllocateCall.parse(wire.encode_preferred([[]] * 30_000))
+    for parse in (wire.AllocateCall.parse, wire.PreferredCall.parse):
+        assert len(parse(wire.encode_preferred([["a"]] * wire.MOST_CONTAINERS)).containers) == wire.MOST_CONTAINERS
+        with pytest.raises(MalformedError, match=r"(or|than) 100 containers"):
+            parse(wire.encode_preferred([[]] * 101))
     many = tuple(f"x{n}" for n in range(wire.MOST_IDS))
     assert wire.IdsCall.parse(wire.encode_ids(many)).ids == many
     assert wire.AllocateCall.parse(wire.encode_preferred([many[:9], many[9:]])).containers == (many[:9], many[9:])

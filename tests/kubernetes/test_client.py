@@ -5,11 +5,13 @@ import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from agent.kubernetes.api import ApiError
 from agent.kubernetes.client import ApiClient
+from agent.kubernetes.drain_annotation import Devices, DrainAnnotation
 from agent.kubernetes.identity import Identity
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.workers import Workers
@@ -170,3 +172,25 @@ async def test_over_tls_both_sides_show_who_they_are(make: Make, authority: Auth
         with pytest.raises(ApiError, match="CERTIFICATE_VERIFY_FAILED"):
             await stranger.api.call("GET", PATH)
         assert NODE.encode() in await make(identity(is_verified=False)).api.call("GET", PATH)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [b"<html>please log in</html>", b"\xff\xfe", b"[]", b"null", b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"],
+    ids=["HTML", "no text", "a list", "null", "deep"],
+)
+async def test_what_a_proxy_answers_in_the_place_of_the_api_server_is_no_answer(
+    make: Make, server: ApiServer, page: bytes
+) -> None:
+    caller, server.page = make(Identity(server.url, token=TOKEN)), page
+    problems = Problems()
+    unread = DrainAnnotation(NODE, cast("Devices", None), lambda _: None, problems)
+    for method in ("GET", "POST", "PATCH"):
+        with pytest.raises(ApiError, match=r"makes no sense \(200\)") as error:
+            await caller.api.call(method, PATH, {})
+        assert error.value.status == 200
+        assert not error.value.is_final
+    with pytest.raises(ApiError, match="makes no sense"):
+        await caller.api.watch(WATCH, "application/json", unread._take)
+    server.page = b""
+    await caller.api.call("GET", PATH)

@@ -26,7 +26,7 @@ def test_nothing_is_collected_during_the_start_and_what_it_made_is_left_alone_on
         garbage.settle()
         assert gc.isenabled()
         assert gc.get_freeze_count() > 0
-        assert gc.get_threshold() == (700, 10, 10)
+        assert gc.get_threshold() == (700, 10, 2)
     finally:
         gc.enable()
         gc.unfreeze()

@@ -50,6 +50,15 @@ def test_anywhere_but_on_a_terminal_an_event_is_one_json_line() -> None:
     assert event == {"event": "registered", "level": "info", "resource": "a.b/kvm", "socket": "/x", "devices": 3}
 
 
+def test_what_happened_how_bad_and_when_come_first_and_what_is_empty_not_at_all() -> None:
+    stream = io.StringIO()
+    logs.set_up(stream=stream)
+    structlog.get_logger().warning("device-changed", device="d", reason="", message="", count=0, ids=(), pid=None)
+    (event,) = _events(stream)
+    assert list(event)[:3] == ["event", "level", "timestamp"]
+    assert event.keys() - {"event", "level", "timestamp"} == {"device", "count", "ids", "pid"}
+
+
 def test_what_is_no_text_is_logged_all_the_same() -> None:
     stream = io.StringIO()
     logs.set_up(stream=stream)

@@ -8,10 +8,11 @@ from typing import Final
 from agent.console.doctor.findings import Finding, failure, fine, warning
 from agent.console.doctor.other_plugins import MEND
 from agent.console.views import Status
+from agent.model import FORGOTTEN, TWO_PODS
 
 _MENDS: Final = {
     "log": "See to it that whatever reads its stderr goes on reading.",
-    "parts": "Its log says more (`part-failed`, `part-restarts`).",
+    "restarts": "Its log says more (`part-failed`, `part-restarts`).",
     "claims": "Look at the kubelet's log; pods keep what they have meanwhile.",
     "connections": "Raise its limit of open files: LimitNOFILE= of the service.",
 }
@@ -41,6 +42,7 @@ def daemon(said: Status | str) -> Iterator[Finding]:
         else:
             mend = _MENDS.get(problem.subject, "Mend what it names; Fairlead tries again by itself.")
             yield warning(f"{problem.message}.", mend, problem.subject.replace(" ", "-"))
+    yield from _held_twice(said)
     for it in said.witnesses:
         if it.heard:
             yield fine(f"It hears {it.name}.", "witnesses")
@@ -64,3 +66,14 @@ def daemon(said: Status | str) -> Iterator[Finding]:
         )
     if not missing:
         yield fine(f"All its {len(said.resources)} resources are registered, and the kubelet listens to each.")
+
+
+def _held_twice(said: Status) -> Iterator[Finding]:
+    """What two pods hold, or will, if the kubelet that has forgotten the first one has its way."""
+    for resource, device in ((one, it) for one in said.resources for it in one.devices):
+        who = " and ".join(dict.fromkeys(it.name for held in device.held for it in held.holders)) or "nobody knows who"
+        about = f"{device.key} of {resource.name} is {device.reason}: {device.message} ({who})."
+        if device.reason == TWO_PODS:
+            yield failure(about, "Delete one of these pods; its next one gets another device.")
+        elif device.reason == FORGOTTEN:
+            yield warning(about, f"Delete that pod, or, if no pod has it: fairlead undrain {device.ids[0]}.")

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from agent.console.doctor.findings import Finding, Level, Patient, failure, fine, warning
 from agent.console.doctor.host import filesystem
 from agent.kubelet.lock import holder
-from agent.kubelet.pods.checkpoint import FILE_NAME
+from agent.kubelet.pods.checkpoint import FILE_NAME, lack_of_room
 from agent.runtime.limits import SOCKET_DIRECTORY
 from backends.errors import reason_of
 from backends.linux import files
@@ -85,6 +85,10 @@ def checkpoint(patient: Patient) -> Iterator[Finding]:
         )
     else:
         yield fine(f"{file} can be read.")
+    if lack := lack_of_room(patient.config.agent.plugin_dir):
+        yield failure(
+            f"{lack}. The kubelet refuses each pod that asks for devices, for good.", "Make room on that disk."
+        )
 
 
 def agent(patient: Patient) -> Iterator[Finding]:

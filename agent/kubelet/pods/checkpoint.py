@@ -43,6 +43,10 @@ class CheckpointError(Exception):
     """The checkpoint cannot be read; the message says why and what to do."""
 
 
+class DamagedError(CheckpointError):
+    """It makes no sense. A kubelet that starts with it forgets what pods have, as if there were none."""
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointEntry:
     """What one container was given of one resource."""
@@ -162,7 +166,7 @@ def read(plugin_dir: Path) -> Checkpoint | None:
     try:
         return parse(data, (found.st_ino, found.st_mtime_ns, found.st_size))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CheckpointError(
+        raise DamagedError(
             f"{path} is damaged: {error}; the kubelet writes it anew with the next list of devices"
         ) from error
 
@@ -200,6 +204,28 @@ def record(plugin_dir: Path) -> tuple[float, Mapping[str, frozenset[str]]]:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return 0.0, {}
     return found.st_mtime, {name: frozenset(ids or ()) for name, ids in (data.registered_devices or {}).items()}
+
+
+def lack_of_room(plugin_dir: Path) -> str:
+    """Why the kubelet cannot write the file; empty if it can, or nobody knows. It writes another one beside it, each time.
+
+    The kernel knows it without the disk (statvfs(2)). A file system without a fixed number of files says that it has 0.
+    """
+    try:
+        found, size = os.statvfs(plugin_dir), _size(plugin_dir)
+    except OSError:
+        return ""
+    file = plugin_dir / FILE_NAME
+    if found.f_files and not found.f_ffree:
+        return f"{file} cannot be written: its disk has no room for another file"
+    if found.f_bfree * found.f_frsize < max(size, found.f_frsize):  # no numbers: it is told once for each reason
+        return f"{file} cannot be written: its disk is full"
+    return ""
+
+
+def _size(plugin_dir: Path) -> int:
+    found = version(plugin_dir)
+    return found[2] if found else 0
 
 
 class CheckpointReader:

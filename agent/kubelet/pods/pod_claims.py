@@ -6,6 +6,9 @@ less often.
 
 Before each list the checkpoint is read, and before the first of a resource both are asked: a list that lacks an ID which
 the checkpoint says a pod holds may put the next kubelet into a crash loop, whoever gave the ID (kubelet contract: A7.2).
+
+A kubelet forgets IDs that are in use: all of them where its checkpoint is lost (A11.1), those of an Allocate under way where a
+List meets it (A11.8, kubernetes 137534). Then the cgroups say which pods run.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -24,13 +28,23 @@ import structlog
 from agent.claims.foreign_claims import Answer, Trace, Tracer
 from agent.claims.ledger import Ledger, Pods, names_of
 from agent.inventory.inventory import Inventory
-from agent.kubelet.pods.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, CheckpointReader, Version
+from agent.kubelet.pods import cgroups
+from agent.kubelet.pods.checkpoint import (
+    Checkpoint,
+    CheckpointEntry,
+    CheckpointError,
+    CheckpointReader,
+    DamagedError,
+    Version,
+    read_at_once,
+)
 from agent.kubelet.pods.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices
 from agent.model import Held, SlotKey
 from agent.runtime import running_time
 from agent.runtime.chunked_work import in_batches, in_slices
 from agent.runtime.supervision.problems import Problems, Trouble
+from agent.runtime.workers import NoWorkerError, Workers
 
 IDLE: Final = 60.0
 """Seconds between two questions while nothing happens."""
@@ -40,6 +54,9 @@ _WHILE_ENDING: Final = 2.0  # seconds between looks for the second witness; doub
 _LIST_DEADLINE: Final = 5.0  # seconds
 _LIST_WAITS: Final = 1.0  # seconds at most that a list waits for the checkpoint
 _FIRST_LIST_WAITS: Final = 2.0  # seconds at most that a resource's first list waits for both witnesses
+_WHILE_FORGOTTEN: Final = 5.0  # seconds between looks whether the pods that the kubelet has forgotten run
+_ENDS_WITHIN: Final = 2.0  # seconds; of a pod that was deleted by force, containers run for 1.6 s more (A11.2)
+_LOOKS: Final = 8  # in that time, while an Allocate waits
 
 _CHECKPOINT, _PODRESOURCES = "checkpoint", "podresources"
 
@@ -76,6 +93,7 @@ class PodClaims:
         pod_resources: Path,
         plugin_dir: Path,
         *,
+        sys: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
         problems: Problems | None = None,
     ) -> None:
@@ -87,6 +105,7 @@ class PodClaims:
             node: is told of claims that begin and end, some at a time.
             pod_resources: the podresources socket.
             plugin_dir: where the checkpoint lies.
+            sys: where the host's /sys is seen, with the pods' cgroups.
             clock: monotonic seconds.
             problems: is told which of them does not answer.
         """
@@ -103,7 +122,15 @@ class PodClaims:
         self._foreign: dict[tuple[str, tuple[str, ...]], tuple[bytes, Trace]] = {}
         """Of resources that are not ours: the last answer for these IDs, and what the container got."""
         self._clock = clock
+        self._plugin_dir, self._sys = plugin_dir, sys
+        self._workers = Workers("cgroups", limit=2)
         self._checkpoint = CheckpointReader(plugin_dir)
+        self._given: Mapping[SlotKey, Mapping[str, str]] = {}
+        """Slot → the UIDs of its pods, each with a container, by the checkpoint that was indexed last."""
+        self._indexed: Checkpoint | None = None
+        self._compared: Checkpoint | None = None  # the checkpoint that the claims were held against
+        self._record: tuple[object, frozenset[str]] = (None, frozenset())  # which kubelet, and pods in its checkpoint
+        self._is_lost = False  # the kubelet has begun with another record, and the claims were not held against it yet
         self._asked_about: frozenset[str] = frozenset()  # the resources that were ours when both had been asked
         self._resent_at: tuple[Version | None] | None = None  # the checkpoint that lay there when lists were sent again
         self._pause = _WHILE_ENDING
@@ -111,8 +138,10 @@ class PodClaims:
         self._adopting = asyncio.Lock()
         self._allocated = asyncio.Event()
         self._silent = {name: _silence_of(name, problems or Problems()) for name in (_CHECKPOINT, _PODRESOURCES)}
+        self.is_giving: Callable[[], bool] = lambda: False
+        """Is an Allocate under way?"""
         self.holders: Mapping[SlotKey, tuple[PodDevices, ...]] = {}
-        """Which containers have what, as the kubelet said last."""
+        """Which containers have what, as the kubelet said last; of what it has forgotten, as it said before."""
 
     def pods(self, slot: SlotKey) -> list[str]:
         """The pods that have this slot, as `namespace/name`, by the kubelet's last answer."""
@@ -133,6 +162,51 @@ class PodClaims:
                 uids[at] = it.pod_uid if uids.setdefault(at, it.pod_uid) == it.pod_uid else ""
         return uids
 
+    def unnamed(self, slot: SlotKey) -> dict[str, str]:
+        """UID → container of the pods that have this slot by the checkpoint or by their cgroups, and that no List names."""
+        named, uids = self.holders.get(slot, ()), dict(self._given.get(slot, {}))
+        if len({(it.namespace, it.pod) for it in named}) >= len(uids):
+            uids.clear()
+        if not named and (claim := self._ledger.of(slot)) is not None:
+            uids = dict.fromkeys(claim.pods, "") | uids
+        return uids
+
+    async def two_pods(self, slots: Iterable[SlotKey]) -> list[SlotKey]:
+        """Those of these slots that two pods hold, by the checkpoint of this moment."""
+        with suppress(CheckpointError):
+            await self._index(await self._checkpoint.read(_LIST_WAITS))
+        return [slot for slot in slots if len(self._given.get(slot, ())) > 1]
+
+    async def holder(self, slots: Sequence[SlotKey]) -> tuple[SlotKey, str] | None:
+        """Which of these claimed slots a pod has for certain, and in words which pod; None: all may be given to the next.
+
+        The kubelet's checkpoint is no proof: it may be from before the pod's end, and gives an init container's devices to the
+        later containers of the same pod (A4), of which nothing runs then. It names the pods whose cgroups are looked at. A
+        List is asked where those are not to be seen: it tells what the kubelet knows now, without init containers. Asked
+        more often, it would be what makes the kubelet forget the ID that it is about to give (A11.8).
+        """
+        await self.two_pods(())
+        claimed = {slot: claim.pods if (claim := self._ledger.of(slot)) else Pods() for slot in slots}
+        uids = {slot: pods | self._given.get(slot, {}).keys() for slot, pods in claimed.items()}
+        for _ in range(_LOOKS):
+            running = await self._running() if any(uids.values()) else None
+            found = next(((slot, it & running) for slot, it in uids.items() if running and it & running), None)
+            if found is None:
+                break
+            await asyncio.sleep(_ENDS_WITHIN / _LOOKS)
+        else:
+            if found is not None:
+                named = self.pods(found[0]) or [f"the pod with the UID {uid}" for uid in sorted(found[1])]
+                return found[0], f"{named[0]}, of which processes run,"
+        unseen = {slot for slot, pods in claimed.items() if running is None or not pods}
+        if unseen:
+            with suppress(PodResourcesError):
+                for it in await list_pods(self._socket, _LIST_WAITS):
+                    for slot in ((it.resource, device_id) for device_id in it.ids):
+                        if slot in unseen:
+                            return slot, f"{it.namespace}/{it.pod} ({it.container})"
+        return None
+
     def allocated(self) -> None:
         """Ask soon: an Allocate was answered."""
         self._allocated.set()
@@ -140,11 +214,15 @@ class PodClaims:
     def close(self) -> None:
         """End the idle threads; more are made where there is more to ask."""
         self._checkpoint.close()
+        self._workers.close()
 
     async def run(self) -> None:
         """Ask for ever."""
         try:
             while True:
+                # a List would make a kubelet until 1.37 forget what is being given, if a pod has ended (A11.8)
+                while self.is_giving():  # noqa: ASYNC110
+                    await asyncio.sleep(_AFTER_ALLOCATE / 10)
                 self._allocated.clear()
                 await self.ask()
                 await self._wait()
@@ -155,6 +233,8 @@ class PodClaims:
         wait = self._pause if self._ledger.ending() else IDLE
         if (judgement := self._ledger.next_judgement(self._clock())) is not None:
             wait = min(wait, judgement + _AFTER_ALLOCATE)
+        if self._ledger.runs_forgotten():
+            wait = min(wait, _WHILE_FORGOTTEN)
         with anyio.move_on_after(wait):
             await self._allocated.wait()
             await asyncio.sleep(_AFTER_ALLOCATE)
@@ -173,6 +253,9 @@ class PodClaims:
 
     async def _ask(self) -> None:
         asked = self._clock()
+        if self._kubelet() != self._record[0]:  # a List would have it drop from its record the pods that have ended
+            with suppress(CheckpointError):
+                self._note_record(await self._checkpoint.read(_LIST_WAITS))
         present = await self._ask_pod_resources()
         try:
             checkpoint = await self._checkpoint.read()
@@ -180,6 +263,8 @@ class PodClaims:
             # without knowing which checkpoint lay there, no later one can be told from it: judge nothing
             self._silent[_CHECKPOINT].report_once(str(error))
             await self._adopt(present or set())
+            if isinstance(error, DamagedError):
+                await self._compare(None, present)
             checkpoint = None
         else:
             self._silent[_CHECKPOINT].healed()
@@ -221,7 +306,12 @@ class PodClaims:
                 checkpoint = await self._checkpoint.read(_LIST_WAITS)
             except CheckpointError as error:
                 self._silent[_CHECKPOINT].report_once(str(error))
+                if isinstance(error, DamagedError):
+                    await self._compare(None)
                 return frozenset()
+        self._note_record(checkpoint)
+        if checkpoint is None or checkpoint is not self._compared:
+            await self._compare(checkpoint)
         seen = checkpoint, self._inventory.revision
         if seen != self._seen:
             await self._see_foreign(checkpoint)
@@ -246,11 +336,72 @@ class PodClaims:
         )
         await self._adopt(slots | (present or set()), checkpoint)  # a List leaves out init containers (A5)
         await self._see_foreign(checkpoint)
+        await self._compare(checkpoint, present)
         version = checkpoint.version if checkpoint else None
         if present is not None:
             self._ledger.listed(present, asked, self._clock(), version)
         if version is not None:
             await self._end(slots, version)
+
+    async def _compare(self, checkpoint: Checkpoint | None, present: set[SlotKey] | None = None) -> None:
+        """Find the claims that the kubelet has forgotten, and those of two pods; with a List's answer also those that run."""
+        await self._index(checkpoint)
+        self._note_record(checkpoint)
+        self._compared, lost, self._is_lost = checkpoint, checkpoint is None or self._is_lost, False
+        shown = {slot: Pods(self.pods(slot)) for slot in present or ()}
+        slots = [held.slot for held in self._ledger.held()]
+        looks = bool(slots) and (present is not None or self._ledger.misses(self._given))
+        running = await self._running() if looks else None
+        changed: list[Held] = []
+        async for batch in in_batches(slots):
+            record = {slot: Pods(self._given[slot]) for slot in batch if slot in self._given}
+            changed += self._ledger.known(record, shown, running, lost=lost, slots=batch)
+        if changed:
+            self._node.adopted(changed)
+            self._node.claims_settled()
+
+    async def _index(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is self._indexed:
+            return
+        given: defaultdict[SlotKey, dict[str, str]] = defaultdict(dict)
+        for entry in checkpoint.entries if checkpoint else ():
+            for device_id in await in_slices(entry.ids):
+                given[entry.resource, device_id].setdefault(entry.pod_uid, entry.container)
+        self._indexed, self._given = checkpoint, dict(given)
+
+    def _note_record(self, checkpoint: Checkpoint | None) -> None:
+        """Note with which record the kubelet has begun: it reads its checkpoint at its start, and never removes it.
+
+        One that lacks all pods of the record before has lost it. This must be seen before any of them has ended, or it looks
+        the same: so it is looked at before the first list that a kubelet is sent, and before a List.
+        """
+        if checkpoint is None:
+            return
+        (before, had), kubelet = self._record, self._kubelet()
+        self._record = kubelet, Pods(entry.pod_uid for entry in checkpoint.entries)
+        self._is_lost |= bool(had) and kubelet != before and had.isdisjoint(self._record[1])
+
+    def stream_ended(self) -> None:
+        """Note the record of a kubelet that may be gone: the pods that it has dropped since are no loss of the next one's."""
+        with suppress(BlockingIOError):
+            self._note_record(read_at_once(self._plugin_dir))
+
+    def _kubelet(self) -> object:
+        """Tells a new kubelet by its socket: the next may have the same inode, and not the same time (A6)."""
+        with suppress(OSError):
+            found = (self._plugin_dir / "kubelet.sock").lstat()
+            return found.st_ino, found.st_ctime_ns
+        return None
+
+    async def _running(self) -> Pods | None:
+        """UIDs of the pods that have processes now; None: that is not to be seen."""
+        if self._sys is None:
+            return None
+        try:
+            async with running_time.timeout(_LIST_WAITS):
+                return await self._workers.start(partial(cgroups.running, self._sys))
+        except (TimeoutError, NoWorkerError):
+            return None
 
     async def _end(self, present: set[SlotKey], version: Version) -> None:
         """End the claims that the checkpoint leaves out as well."""
@@ -361,8 +512,10 @@ class PodClaims:
             self._silent[_PODRESOURCES].report_once(str(error))
             return None
         self._silent[_PODRESOURCES].healed()
-        self.holders = _holders(pods)
-        return set(self.holders)
+        before, now = self.holders, _holders(pods)
+        forgotten = (slot for slot in self._ledger.forgotten() if slot in before and slot not in now)
+        self.holders = now | {slot: before[slot] for slot in forgotten}
+        return set(now)
 
 
 def _silence_of(witness: str, problems: Problems) -> Trouble:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeVar
@@ -11,7 +12,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from agent.kubelet.transport.client import Channel
-from agent.kubelet.wire import SENSELESS, Encoded, PodDevices, allocatable_names, pod_devices
+from agent.kubelet.wire import SENSELESS, Encoded, PodDevices, allocatable_devices, pod_devices
 from agent.runtime.chunked_work import in_slices
 
 MOST_BYTES: Final = 16 << 20
@@ -39,13 +40,17 @@ async def list_pods(socket: Path, timeout: float) -> list[PodDevices]:  # noqa: 
     return await _ask(socket, "List", pod_devices, timeout)
 
 
-async def list_allocatable(socket: Path, timeout: float) -> frozenset[str]:  # noqa: ASYNC109  # as above
-    """Which resources have devices that the kubelet would give to a pod.
+async def list_allocatable(socket: Path, timeout: float) -> dict[str, set[str]]:  # noqa: ASYNC109  # as above
+    """Resource → the IDs that the kubelet has as healthy, from its memory; a resource without one is missing.
 
     Raises:
         PodResourcesError: as above, or the kubelet is older than 1.23.
     """
-    return frozenset(await _ask(socket, "GetAllocatableResources", allocatable_names, timeout))
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for resource, ids in await _ask(socket, "GetAllocatableResources", allocatable_devices, timeout):
+        if ids:
+            found[resource].update(ids)
+    return found
 
 
 async def _ask(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import grpclib.protocol
 from grpclib.protocol import EventsProcessor, H2Protocol
+from h2.events import PingAckReceived
 
 from agent.kubelet.transport.gathered_writes import GatheringTransport
 from agent.kubelet.transport.http2.connection import ServerConnection
@@ -53,6 +54,7 @@ class Connection(H2Protocol):
         super().__init__(prepared.handler, prepared.config, prepared.h2_config)
         self._server = server
         self._http2, self._allowance = ServerConnection(), Allowance()
+        self._has_read = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Do what grpclib's own does, with our HTTP/2 in the place of h2's."""
@@ -63,11 +65,13 @@ class Connection(H2Protocol):
         # our greeting leaves with the answer to the client's, which comes at once (RFC 9113, 3.4): one write less
         self.connection.initialize()
         self.processor = EventsProcessor(self.handler, self.connection)
+        self.processor.processors[PingAckReceived] = lambda _: self._has_read.set()
         self._server.connected(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Cancel the calls."""
         super().connection_lost(exc)
+        self._has_read.set()
         self._http2.release()
         self._server.disconnected(self)
 
@@ -86,6 +90,14 @@ class Connection(H2Protocol):
     def _read_on(self) -> None:
         if not self.transport.is_closing():
             self.data_received(b"")
+
+    async def read_by_client(self) -> None:
+        """Wait until the client has read all that was sent, or is gone: it answers a PING in its turn (RFC 9113, 6.7)."""
+        if not self.connection.is_closing():
+            self._has_read.clear()
+            self._http2.ping(bytes(8))
+            self.connection.flush()
+            await self._has_read.wait()
 
     def say_goodbye(self) -> None:
         """GOAWAY and close; the transport still sends what it holds."""

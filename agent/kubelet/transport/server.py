@@ -160,7 +160,8 @@ class SocketServer(Server):
 
     def _remove_socket(self) -> None:
         if self.is_reachable():
-            self.path.unlink(missing_ok=True)
+            with suppress(OSError):  # of a read-only disk; who has the lock next removes it
+                self.path.unlink()
 
     async def shut_down(self, patience: float = 1.0) -> bool:
         """Stop listening, remove the socket, end calls and connections.
@@ -212,6 +213,12 @@ class SocketServer(Server):
         """Break every connection at once: for a client that does not even read our trailers."""
         for connection in list(self._connections):
             connection.transport.abort()
+
+    async def wait_read(self, patience: float) -> None:
+        """Wait until each client has read all that was sent to it, so many seconds at most."""
+        with anyio.move_on_after(patience):
+            for connection in list(self._connections):
+                await connection.read_by_client()
 
     async def wait_disconnected(self, patience: float = 0.5) -> bool:
         """After a stream ended: wait until the kubelet has closed its connection. Only then register.

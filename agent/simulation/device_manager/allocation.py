@@ -36,18 +36,26 @@ class PodDevices:
 
     def __init__(self, entries: Mapping[Key, Allocation] | None = None) -> None:
         self.entries: dict[Key, Allocation] = dict(entries or {})
+        self.overlooked: set[str] = set()
+        """UIDs of pods whose devices count as free though they have them (kubelet contract: A11.8)."""
 
     def in_use(self, resource: str) -> frozenset[str]:
         """The IDs of this resource that some container holds."""
-        return frozenset().union(*(a.ids for (_, _, held), a in self.entries.items() if held == resource))
+        entries = self.entries.items()
+        return frozenset().union(
+            *(a.ids for (uid, _, held), a in entries if held == resource and uid not in self.overlooked)
+        )
 
     def of(self, uid: str, container: str) -> dict[str, Allocation]:
         """What one container holds: resource → allocation."""
         return {key[2]: a for key, a in self.entries.items() if key[:2] == (uid, container)}
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """Forget what other pods held."""
-        self.entries = {key: a for key, a in self.entries.items() if key[0] in uids}
+        """Forget what other pods held; if they held anything, all is counted again."""
+        kept = {key: a for key, a in self.entries.items() if key[0] in uids}
+        if len(kept) < len(self.entries):
+            self.entries = kept
+            self.overlooked.clear()
 
 
 class Choice(Struct, frozen=True):

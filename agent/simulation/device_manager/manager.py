@@ -241,6 +241,7 @@ class DeviceManager:
         try:
             reply = await endpoint.client.allocate(self._in_random_order(ids))
         except PluginError as error:
+            self.held.overlooked.clear()  # it counts again what is in use
             raise AdmissionError(str(error)) from None
         finally:
             self._in_flight.discard(in_flight)

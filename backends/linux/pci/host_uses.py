@@ -231,25 +231,28 @@ def _networks(host: Host, function: pci.Function, *, named: bool) -> Iterator[st
         ):
             yield "is a network card whose interface cannot be seen: a pod may have it, or /sys is not the host's own"
         return
-    if (why := uplink(host, names)) is not None:
+    routes = host_routes.read(host)
+    if (why := uplink(host, names, routes)) is not None:
         yield why
     elif not named:
-        yield from addresses(host, names)
+        yield from addresses(host, names, routes)
         for name in names:
             if made := _uppers(host, name):
                 yield f"has the network interface {name}, of which {made[0]} is made"
 
 
-def uplink(host: Host, names: Sequence[str], *, sure: bool = False) -> str | None:
+def uplink(
+    host: Host, names: Sequence[str], routes: host_routes.Routes | None = None, *, sure: bool = False
+) -> str | None:
     """Why the host would lose its network with these interfaces.
 
     They are, or something made of them is, a part of a bridge, a bond or the like, or a default route leads through it.
-    The words follow the name of the hardware; None if nothing is so. If the routes cannot be read, one may lead through
-    them, which counts unless `sure`.
+    The words follow the name of the hardware; None if nothing is so. `routes` are read unless a caller has them. If they
+    cannot be, one may lead through them, which counts unless `sure`.
     """
     if not names:
         return None
-    routes = host_routes.read(host)
+    routes = routes or host_routes.read(host)
     over_ppp = routes is not None and any(name.startswith("ppp") for name in routes.default)
     sessions = _pppoe(host) if over_ppp else set()
     for name, member in _chains(host, names):
@@ -276,9 +279,9 @@ def membership(host: Host, names: Sequence[str]) -> str | None:
     return None
 
 
-def addresses(host: Host, names: Sequence[str]) -> Iterator[str]:
+def addresses(host: Host, names: Sequence[str], routes: host_routes.Routes | None = None) -> Iterator[str]:
     """Which of these interfaces the host itself talks through, in the same words; none if the routes cannot be read."""
-    routes = host_routes.read(host) if names else None
+    routes = routes or (host_routes.read(host) if names else None)
     for name, member in _chains(host, names):
         if routes is not None and member in routes.every:
             made = f" and {member}, made of it" if member != name else ""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,24 @@ def test_a_glob_that_matches_too_much_is_cut_and_says_so(tmp_path: Path, monkeyp
     found = known(backend)
     assert len(found) == 4
     assert backend.affects(event("/dev/x3"), found) is ALL  # one too many: a full look will say so
+
+
+def test_a_match_whose_name_cannot_be_printed_is_left_out_and_said_so_until_it_has_another(tmp_path: Path) -> None:
+    backend = chardev(tmp_path, "dev/x1", resource("/dev/x*"))
+    assert problems(backend, "/dev/x*") == []
+    names = [tmp_path / "dev" / os.fsdecode(name) for name in (b"x\xff", b"x\n2")]
+    for name in names:
+        name.touch()
+    assert list(backend.units()) == ["/dev/x1", "/dev/x*"]
+    (sentence,) = problems(backend, "/dev/x*")
+    assert sentence.startswith(
+        "/dev/x* matches /dev/x\\n2 (and 1 more), which is left out: a name that cannot be printed"
+    )
+    assert affected(backend, PathChange(HostPath("/dev/x\n2")), known(backend)) == {"/dev/x*"}
+    for name in names:
+        name.unlink()
+    assert problems(backend, "/dev/x*") == []
+    assert list(backend.units()) == ["/dev/x1"]
 
 
 # --- IDs and edits ---

@@ -16,6 +16,7 @@ from backends.gpu import Gpu, GpuResource
 from tests.backends.gpu.fake_nvml import FakeGpu, FakeMig, install
 from tests.backends.gpu.gpus import backend, look, resource
 from tests.backends.machines import CONTROLS, flex_server, hgx_h100, mi210_server, mig, nvidia_gpu, uuid
+from tests.backends.trees import HOST
 
 
 class Node:
@@ -112,14 +113,9 @@ def test_another_card_at_the_same_place_is_another_device(tmp_path: Path) -> Non
 
 # --- as an operator sees it ---
 
-CONFIG = """
-[host]
-root = "{root}"
-sys = "{root}/sys"
-dev = "{root}/dev"
-proc = "{root}/proc"
-run = "{root}/run"
-
+CONFIG = (
+    HOST
+    + """
 [[resource]]
 name = "nvidia.com/gpu"
 backend = "gpu"
@@ -138,6 +134,7 @@ name = "gpu.intel.com/xe"
 backend = "gpu"
 select = {{ vendor = "8086", driver = "xe" }}
 """
+)
 
 
 def discovered(tmp_path: Path, *options: str) -> str:

@@ -144,6 +144,25 @@ def test_a_checkpoint_that_cannot_be_read(patient: Patient) -> None:
     assert "is a directory" in one(kubelet.checkpoint, patient).found
 
 
+@pytest.mark.parametrize(
+    ("free", "files", "why"),
+    [(0, 9, "disk is full"), (4096, 9, "disk is full"), (1 << 30, 0, "for another file")],
+)
+def test_a_disk_on_which_the_kubelet_cannot_write_its_checkpoint(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch, free: int, files: int, why: str
+) -> None:
+    """Kubelet contract: A11.3."""
+    (patient.config.agent.plugin_dir / FILE_NAME).write_bytes(bytes(5000))
+    found = os.statvfs(patient.config.agent.plugin_dir)
+    values = list(found)
+    values[1], values[3], values[5], values[6] = 4096, free // 4096, 1000, files
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(values))
+    _, full = kubelet.checkpoint(patient)
+    assert full.level is Level.FAILURE
+    assert why in full.found
+    assert "refuses each pod" in full.found
+
+
 def test_no_agent_has_ever_run(patient: Patient) -> None:
     assert "has run" in one(kubelet.agent, patient).found
 

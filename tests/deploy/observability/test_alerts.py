@@ -107,6 +107,11 @@ RESOURCE = {**BAD, "resource_name": GPU}
 DEVICE = {**RESOURCE, "device": FALLEN, "reason": "xid-79"}
 
 CASES = {
+    "FairleadDeviceInTwoPods": Case(
+        6,
+        {5: on_bad(with_fallen(1, state="Unhealthy", reason="two-pods", message="two pods hold it"))},
+        {**DEVICE, "reason": "two-pods"},
+    ),
     "FairleadDown": Case(10, {5: on_bad(None)}, BAD),
     "FairleadMissing": Case(75, {30: {}}, BAD),
     "FairleadRestarting": Case(8, {at: on_bad(replace(WELL, started=WELL.started + at)) for at in (2, 4, 6, 8)}, BAD),

@@ -183,3 +183,36 @@ async def test_templates_come_change_and_go(node: Node) -> None:
         assert agent.said("resource-retired") == agent.said("resource-retired", resource=LARGE)
         assert sum(change.resource == WIDGET for change in node.lists) == 1
     assert node.kubelet.panics == []
+
+
+async def test_names_that_came_and_went_leave_nothing_behind_and_come_back_at_once(node: Node) -> None:
+    names = [f"fl.test/v-v{number}" for number in range(6)]
+    few = "from agent.inventory import inventory\ninventory.MOST_EMPTY = 2\n"
+    async with node.agent(chardev(), chardev("/dev/v*", "fl.test/v-{devname}"), node.serving, prelude=few) as agent:
+        before = agent.open_files()
+        for number, name in enumerate(names):
+            node.mknod(f"v{number}")
+            await node.healthy(f"v{number}", resource=name)
+            node.unlink(f"v{number}")
+            await node.healthy(resource=name)
+        for name in names[:4]:
+            await agent.says("resource-retired", resource=name)
+        await until(
+            lambda: agent.open_files() - before <= 2 * 2, "a socket and a stream for each that stays, and no more"
+        )
+        assert [node.kubelet.streams(name) for name in names] == [0, 0, 0, 0, 1, 1]
+        metrics = await node.get("/metrics")
+        assert names[0] not in metrics
+        assert names[5] in metrics
+        node.mknod("v0")
+        await node.healthy("v0", resource=names[0])
+        assert (await node.admit(pod(resource=names[0]))).phase == Phase.RUNNING
+        node.unlink("v0")
+        await node.shows(lambda k: k.resources[names[0]].unhealthy == {"v0"}, names[0])
+        for number in range(1, 6):
+            node.mknod(f"v{number}")
+            await node.healthy(f"v{number}", resource=names[number])
+            node.unlink(f"v{number}")
+        await agent.says("resource-retired", times=2, resource=names[3])
+        assert node.kubelet.streams(names[0]) == 1, "a pod holds it"
+    assert node.kubelet.panics == []

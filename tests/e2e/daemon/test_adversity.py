@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.node import WIDGET, Node, chardev, pod
-from tests.e2e.process import AgentProcess
+from tests.e2e.process import AgentProcess, finish
 from tests.needs import has
 
 SOON = """
@@ -43,6 +43,30 @@ async def test_a_file_in_place_of_the_plugin_directory_is_waited_out(bare_node: 
             await bare_node.healthy("w1")
     reasons = [said["reason"] for said in agent.said("plugin-directory-unusable")]
     assert len(reasons) == len(set(reasons))
+
+
+async def test_room_on_a_full_disk_is_waited_for_and_the_message_names_the_file(node: Node) -> None:
+    node.mknod("w1")
+    (full := node.root / "full").touch()
+    prelude = f"""
+import errno, os
+whole = os.pwrite
+def pwrite(*arguments):
+    if os.path.exists({str(full)!r}) and os.readlink(f"/proc/self/fd/{{arguments[0]}}").endswith("/fairlead/lock"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    return whole(*arguments)
+os.pwrite = pwrite
+"""
+    async with AgentProcess(node.config(chardev()), SOON + prelude) as agent:
+        said = await agent.says("plugin-directory-unusable")
+        assert said["reason"] == f"No space left on device: {node.sockets}/lock"
+        await agent.takes_turns(OFTEN)
+        _, out, err = await finish("status", "--json", "--config", str(node.root / "config.toml"))
+        assert f"{node.sockets}/lock" in out, err
+        full.unlink()
+        await node.healthy("w1")
+    assert len(agent.said("plugin-directory-unusable")) == 1
+    assert not agent.said("part-restarts")
 
 
 @pytest.mark.needs("setpriv")

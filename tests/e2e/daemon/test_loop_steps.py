@@ -11,8 +11,10 @@ from typing import Final
 
 import pytest
 
+from agent.simulation.pods import Phase
+from tests import loop_steps
 from tests.e2e.crowd import Crowd
-from tests.e2e.node import Node
+from tests.e2e.node import WIDGET, Node, chardev, pod
 
 DEVICES: Final = 2000
 BOUND: Final = 1_000_000
@@ -55,6 +57,7 @@ async def test_no_step_of_the_loop_is_long_when_all_devices_go_come_back_or_are_
     was_never_long(crowd)
 
 
+@pytest.mark.timeout(3600)  # seconds: half a minute on an idle machine; see `Crowd.ask`
 async def test_no_step_of_the_loop_is_long_at_a_reload_and_whoever_asks(crowd: Crowd) -> None:
     async with crowd.agent() as agent:
         await crowd.hold()
@@ -65,3 +68,15 @@ async def test_no_step_of_the_loop_is_long_at_a_reload_and_whoever_asks(crowd: C
         was_never_long(crowd)
         await crowd.rename(agent)
     was_never_long(crowd)
+
+
+async def test_no_step_of_the_loop_is_long_where_a_pod_has_thousands_of_tokens(node: Node) -> None:
+    steps, tokens = node.root / "steps", 20_000
+    node.mknod("w0")
+    watch = f"from tests import loop_steps\nloop_steps.report({str(steps)!r}, counted=True)\n"
+    async with node.agent(chardev(count=tokens) + 'pre_start = "check"\n', prelude=watch):
+        await node.shows(lambda k: len(k.resources[WIDGET].healthy) == tokens)
+        before = len(loop_steps.reported(steps))
+        assert (await node.admit(pod(count=10_000))).phase == Phase.RUNNING
+    longest = max(loop_steps.reported(steps)[before:])
+    assert longest.cost < BOUND, longest

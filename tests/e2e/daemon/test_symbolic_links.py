@@ -35,7 +35,7 @@ async def test_a_lock_that_is_a_link_is_refused_until_it_is_gone(node: Node, vic
     assert callable(link)
     link(victim, node.sockets / "lock")
     async with AgentProcess(node.config(chardev())) as agent:
-        line = await agent.says("part-restarts", part="kubelet")
+        line = await agent.says("plugin-directory-unusable")
         assert "It is a symbolic link" in line["reason"] or "It has other names" in line["reason"]
         assert is_untouched(victim)
         (node.sockets / "lock").unlink()

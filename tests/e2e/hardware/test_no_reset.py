@@ -9,17 +9,13 @@ from typing import Any
 import pytest
 
 from tests.backends.machines import nvidia_gpu
-from tests.backends.trees import plant
+from tests.backends.trees import HOST, plant
 from tests.backends.vfio.vfio_node import BUS, GPU, gpu, sound
 from tests.e2e.process import finish
 
-CONFIG = """
-[host]
-root = "{root}"
-sys = "{root}/sys"
-dev = "{root}/dev"
-proc = "{root}/proc"
-run = "{root}/run"
+CONFIG = (
+    HOST
+    + """
 [[resource]]
 name = "fl.test/reset"
 backend = "{backend}"
@@ -30,6 +26,7 @@ name = "fl.test/other"
 backend = "{backend}"
 select = {{ address = "0000:3b:00.0" }}
 """
+)
 
 
 async def asked(root: Path, backend: str, *command: str) -> Any:

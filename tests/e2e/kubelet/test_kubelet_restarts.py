@@ -30,7 +30,7 @@ signal.signal(signal.SIGUSR2, count)
 """SIGUSR2 makes it say how much it keeps. Its resident memory also has what waits for the collector, and its allocator's
 gaps: on a busy machine more of both."""
 
-UNTOLD = "from agent.kubelet import registration\nregistration._WORTH_SAYING = 60.0\n"
+UNTOLD = "from agent.kubelet import kubelet_socket\nkubelet_socket._WORTH_SAYING = 60.0\n"
 """A kubelet's restart may take longer on a busy machine, which the agent would mention."""
 
 

@@ -17,6 +17,7 @@ from agent.kubelet.api.v1beta1 import (
     ContainerAllocateResponse,
     DevicePluginStub,
 )
+from agent.kubelet.pods.checkpoint import FILE_NAME
 from agent.simulation.pods import Phase
 from agent.simulation.sockets import Version
 from tests.e2e.foreign import hold, other_plugin
@@ -222,6 +223,25 @@ async def test_who_asks_for_what_we_do_not_have_is_not_the_kubelet_and_does_not_
             await agent.takes_turns(5)
             assert not agent.said("not-overtaken")
             assert len(node.lists) == lists
+
+
+async def test_a_record_that_was_written_in_the_wrong_order_stops_no_list(node: Node) -> None:
+    """The kubelet takes what it writes under a lock and writes it after: the older of two may come last."""
+    node.mknod("w1", "w2")
+    async with node.agent(prelude=SELDOM) as agent:
+        await node.healthy("w1", "w2")
+        await recorded(node.plugin_dir, WIDGET, "w1", "w2")
+        file = node.plugin_dir / FILE_NAME
+        older = file.read_bytes()
+        for gone in ("w1", "w2"):
+            node.unlink(gone)
+            await node.shows(lambda k, it=gone: it not in k.resources[WIDGET].healthy)  # type: ignore[misc]
+            agent.pass_minute()
+            file.write_bytes(older)
+            await agent.takes_turns(20)
+        node.mknod("w1", "w2")
+        await node.healthy("w1", "w2")
+        assert not agent.said("overtaken")
 
 
 async def test_another_plugin_that_overtakes_a_resource_of_which_nothing_is_healthy_is_followed_too(node: Node) -> None:

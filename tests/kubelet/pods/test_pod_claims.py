@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -323,6 +324,7 @@ async def test_where_no_checkpoint_comes_it_asks_and_has_lists_sent_less_and_les
     house: House, pods: Pods
 ) -> None:
     house.ledger.allocate([held("a")], house.now - MIN_AGE)
+    house.write()
     running = asyncio.ensure_future(house.witnesses.run())
 
     clock = asyncio.get_running_loop().time
@@ -457,3 +459,178 @@ async def test_a_restarted_kubelet_that_learns_of_its_pods_slowly_costs_no_claim
         assert sorted(house.holds) == before
         assert len(before) == 2
     house.witnesses.close()
+
+
+# --- a kubelet that forgets ---
+
+UID = "0d1f1f4e-8a6a-4c39-9d2c-7a2e5c1f3d11"
+
+
+class Forgetful(House):
+    """With a kubelet's socket, and cgroups of pods."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root / "podresources.sock", root / "plugins")
+        self.witnesses._sys = root / "sys"
+        self._group = root / f"sys/fs/cgroup/kubepods/pod{UID}"
+        self.restart()
+
+    def restart(self) -> None:
+        """Another kubelet makes its socket anew."""
+        socket = self.plugin_dir / "kubelet.sock"
+        socket.unlink(missing_ok=True)
+        socket.touch()
+        os.utime(socket, ns=(self.starts, self.starts))
+        self.starts += 1
+
+    starts = 1
+
+    def run(self, *, runs: bool = True) -> None:
+        self._group.mkdir(parents=True, exist_ok=True)
+        (self._group / "cgroup.events").write_text(f"populated {int(runs)}\n")
+
+    def record(self, *uids: str, device_id: str = "a") -> None:
+        entries = [
+            {"PodUID": uid, "ContainerName": "c", "ResourceName": TOY, "DeviceIDs": {"-1": [device_id]}} for uid in uids
+        ]
+        self.scribble(json.dumps({"Data": {"PodDeviceEntries": entries or None}, "Checksum": 1}))
+
+    @property
+    def trouble(self) -> str:
+        (claim,) = self.ledger.held()
+        return claim.trouble
+
+
+@pytest.fixture
+async def forgetful(tmp_path: Path) -> AsyncIterator[Forgetful]:
+    (tmp_path / "plugins").mkdir()
+    house = Forgetful(tmp_path)
+    house.ledger.allocate([held("a")], house.now)
+    yield house
+    house.witnesses.close()
+
+
+@pytest.mark.parametrize("how", ["removed", "damaged", "emptied", "begun anew"])
+async def test_what_a_new_kubelet_does_not_know_is_kept_before_its_first_list(forgetful: Forgetful, how: str) -> None:
+    forgetful.record(UID)
+    await forgetful.ask(after=1)
+    forgetful.restart()
+    if how == "removed":
+        (forgetful.plugin_dir / FILE_NAME).unlink()
+    elif how == "damaged":
+        forgetful.scribble("")
+    elif how == "emptied":
+        forgetful.record()
+    else:
+        forgetful.record("another", device_id="b")
+    async with limit():
+        await forgetful.witnesses.confirm(TOY, lambda: {"a", "b"})
+    assert forgetful.ledger.forgotten() == [(TOY, "a")]
+    for _ in range(2):
+        forgetful.record()
+        await forgetful.ask(after=MIN_AGE)
+    assert "a" in forgetful.holds
+    forgetful.record(UID)
+    await forgetful.ask(after=1)
+    assert forgetful.ledger.forgotten() == []
+
+
+async def test_what_ended_before_a_kubelets_restart_ends(forgetful: Forgetful, pods: Pods) -> None:
+    forgetful.record(UID)
+    await forgetful.ask(after=1)
+    forgetful.record()
+    await forgetful.ask(after=MIN_AGE)
+    forgetful.restart()
+    await forgetful.ask(after=1)
+    forgetful.record()
+    await forgetful.ask(after=1)
+    assert forgetful.ended == ["a"]
+
+
+async def test_a_pod_that_runs_keeps_its_device_and_shows_its_uid_until_its_processes_have_ended(
+    forgetful: Forgetful, pods: Pods
+) -> None:
+    forgetful.run()
+    forgetful.record(UID)
+    await forgetful.ask(after=1)
+    assert [claim.pods for claim in forgetful.began] == [{UID}]
+    assert forgetful.witnesses.unnamed((TOY, "a")) == {UID: "c"}
+    forgetful.record()  # by whatever fault
+    await forgetful.ask(after=MIN_AGE)
+    forgetful.record()
+    await forgetful.ask(after=MIN_AGE)
+    assert (forgetful.holds, forgetful.trouble) == (["a"], "forgotten")
+    assert forgetful.witnesses.unnamed((TOY, "a")) == {UID: ""}
+    forgetful.run(runs=False)
+    await forgetful.ask(after=1)
+    assert forgetful.trouble == ""
+    forgetful.record()
+    await forgetful.ask(after=1)
+    assert forgetful.ended == ["a"]
+
+
+async def test_whom_a_list_names_is_not_named_a_second_time_by_the_checkpoint(forgetful: Forgetful, pods: Pods) -> None:
+    pods.show("a")
+    forgetful.record(UID)
+    await forgetful.ask(after=1)
+    assert forgetful.witnesses.unnamed((TOY, "a")) == {}
+    forgetful.record(UID, "another")
+    await forgetful.ask(after=1)
+    assert forgetful.witnesses.unnamed((TOY, "a")) == {UID: "c", "another": "c"}
+    assert forgetful.trouble == "two-pods"
+
+
+async def test_the_holder_of_a_device_is_asked_for_where_its_processes_are_not_to_be_seen(
+    forgetful: Forgetful, pods: Pods
+) -> None:
+    slot = (TOY, "a")
+    pods.show("a")
+    forgetful.record(UID)
+    assert await forgetful.witnesses.holder([slot]) == (slot, "default/pod (c)")
+    pods.show()  # as of one that has ended, or of an init container: the checkpoint may show it yet
+    assert await forgetful.witnesses.holder([slot]) is None
+    pods.fails = True
+    assert await forgetful.witnesses.holder([slot]) is None
+
+
+async def test_a_pod_whose_processes_run_has_its_device_for_certain_and_one_that_was_seen_to_end_has_not(
+    forgetful: Forgetful, pods: Pods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LIST_WAITS", 1e6)  # however busy the machine is that looks for the processes
+    slot = (TOY, "a")
+    forgetful.run()
+    forgetful.record(UID)
+    await forgetful.ask(after=1)
+    asked = pods.asked
+    finding = asyncio.ensure_future(forgetful.witnesses.holder([slot]))
+    while not finding.done():
+        pass_time(0.5)
+        await settled()
+    assert await finding == (slot, f"the pod with the UID {UID}, of which processes run,")
+    finding = asyncio.ensure_future(forgetful.witnesses.holder([slot]))  # it was deleted by force a moment ago
+    await settled()
+    assert not finding.done()
+    forgetful.run(runs=False)
+    while not finding.done():
+        pass_time(0.5)
+        await settled()
+    assert await finding is None
+    assert pods.asked == asked, "a List meets no Allocate (A11.8)"
+
+
+async def test_no_list_is_asked_for_while_an_allocate_is_under_way(house: House, pods: Pods) -> None:
+    """It would make the kubelet forget the ID that is being given (A11.8)."""
+    gives = True
+    house.witnesses.is_giving = lambda: gives
+    running = asyncio.ensure_future(house.witnesses.run())
+    for _ in range(10):
+        pass_time(1)
+        await settled()
+    assert pods.asked == 0
+    gives = False
+    while not pods.asked:
+        pass_time(1)
+        await settled()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running

@@ -426,6 +426,54 @@ def test_calls_that_end_hold_nothing_and_give_back_what_their_client_may_send() 
     assert held.bytes == 0
 
 
+def test_a_call_that_the_client_ends_in_the_same_breath_never_begins() -> None:
+    """grpclib would keep its stream as long as the connection lasts: 40 MB in a second of such calls (CVE-2023-44487)."""
+    held = Held()
+    connection = greeted(held)
+    for stream in range(1, 5001, 2):
+        call = frame(HEADERS, 4, stream, ECHO) + frame(DATA, 0, stream, SAID + bytes(9000))
+        assert connection.receive_data(call + frame(RST_STREAM, 0, stream, numbers(8))) == []
+    assert (held.bytes, held.calls) == (0, 0)
+    begun = connection.receive_data(frame(HEADERS, 4, 5001, ECHO) + frame(RST_STREAM, 0, 1, numbers(8)))
+    ended = connection.receive_data(frame(RST_STREAM, 0, 5001, numbers(8)))
+    assert [type(event) for event in (*begun, *ended)] == [RequestReceived, StreamReset]
+
+
+def test_a_call_whose_message_is_refused_in_the_same_breath_never_begins() -> None:
+    connection = greeted(Held())
+    assert connection.receive_data(frame(HEADERS, 4, 1, ECHO) + frame(DATA, 0, 1, b"\0\0\x40\0\1")) == []
+    assert connection.data_to_send().endswith(frame(RST_STREAM, 0, 1, numbers(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)))
+
+
+def test_all_clients_together_have_a_thousand_calls_open_and_each_may_have_a_few() -> None:
+    held = Held()
+    others = [greeted(held) for _ in range(200)]
+    for one in others:
+        calls(100, b"", one)
+    assert held.calls == 10 * 100 + 190 * 5
+    assert {len(one.streams) for one in others} == {100, 5}
+    for one in others:
+        one.release()
+    assert held.calls == 0
+    calls(100, b"", others[-1], first=201)
+    assert held.calls == 100
+
+
+def test_one_turn_reads_few_header_blocks_that_are_long() -> None:
+    """hpack takes a millisecond and more for one; those of a kubelet have 200 bytes."""
+    connection, long = greeted(Held()), ask("Echo", ("x", "y" * 15000))
+    data, events = b"".join(frame(HEADERS, 4, stream, long) for stream in range(1, 41, 2)), []
+    turns = 0
+    while not turns or connection.is_behind:
+        read = connection.receive_data(b"" if turns else data)
+        assert len(read) <= 3
+        events += read
+        turns += 1
+    assert len(events) == 20
+    with pytest.raises(h2.exceptions.ProtocolError):
+        connection.receive_data(frame(HEADERS, 4, 41, ask("Echo", ("x", "y" * 17000))[:16384]))
+
+
 def test_a_message_that_is_too_long_is_refused_by_its_head() -> None:
     connection = greeted(Held())
     (_, reset) = calls(1, b"\0\0\x40\0\1", connection)

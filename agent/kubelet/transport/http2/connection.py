@@ -31,7 +31,7 @@ from h2.settings import ChangedSetting, SettingCodes
 from hpack import HPACKError
 from msgspec import Struct
 
-from agent.kubelet.transport.http2.header_blocks import EMPTY_TABLE, Headers, Table, write
+from agent.kubelet.transport.http2.header_blocks import EMPTY_TABLE, MOST_HEADERS, Headers, Table, write
 from agent.runtime.limits import MESSAGE_LIMIT
 
 FRAMES_AT_ONCE: Final = 128
@@ -50,7 +50,10 @@ _OF_THE_CONNECTION: Final = {_SETTINGS, _PING, _GOAWAY}
 _OF_A_STREAM: Final = {_DATA, _HEADERS, _PRIORITY, _RST_STREAM, _CONTINUATION}
 
 _MOST_FRAME: Final = 16384
-_MOST_BLOCK: Final = 65536
+_MOST_BLOCK: Final = MOST_HEADERS
+_BLOCK_OF_A_FRAME: Final = 256
+"""Bytes of a header block that count as another frame: they take as long to read. A kubelet's blocks have 200."""
+
 _MOST_STREAMS: Final = 100
 _MOST_WINDOW: Final = 2**31 - 1
 _FIRST_WINDOW: Final = 65535
@@ -69,6 +72,10 @@ _MOST_HELD: Final = 2 * _MOST_REQUEST
 """Bytes of the requests of all open calls of a connection. A kubelet makes one call at a time that has more than a few."""
 _MOST_HELD_BY_ALL: Final = 4 * _MOST_REQUEST
 """The same of all connections: what is read of them takes ten times as much."""
+_MOST_CALLS_OF_ALL: Final = 1000
+"""Calls that may be open on all connections: grpclib and a handler keep 10 kB for each."""
+_ALWAYS_CALLS: Final = 5
+"""Calls that a connection may have whatever others have: a kubelet has its list and one or two more."""
 _ALWAYS: Final = _MOST_FRAME
 """Bytes of a request that are taken whatever others hold: a pod's Allocate has a few hundred."""
 
@@ -105,9 +112,11 @@ class ViolationError(ProtocolError):
 
 
 class Held:
-    """How many bytes of requests are held for calls that are open."""
+    """What is held for calls that are open."""
 
     bytes = 0
+    """Of requests."""
+    calls = 0
 
 
 BY_ALL: Final = Held()
@@ -149,7 +158,7 @@ class ServerConnection:
         self.max_outbound_frame_size = _MOST_FRAME
         self.state_machine = SimpleNamespace(state=ConnectionState.SERVER_OPEN)
         self.frames = 0
-        """Frames that have been read."""
+        """Frames that have been read, each long header block counted as several."""
         self.is_behind = False
         """Are there whole frames that have not been read? `receive_data` reads on."""
         self._out = bytearray(_GREETING)
@@ -227,6 +236,7 @@ class ServerConnection:
             return False
         self._held -= stream.received
         self._held_by_all.bytes -= stream.received
+        self._held_by_all.calls -= 1
         if stream.unread:
             self.acknowledge_received_data(stream.unread, stream_id)
         return True
@@ -278,7 +288,7 @@ class ServerConnection:
             end = start + _HEAD + length
             if end > size:
                 break
-            if self.frames == most:
+            if self.frames >= most:
                 self.is_behind = True
                 return start
             self.frames += 1
@@ -332,6 +342,7 @@ class ServerConnection:
             self._unfinished = stream_id, flags, block
             return
         self._unfinished = None
+        self.frames += len(block) // _BLOCK_OF_A_FRAME
         try:  # also of a stream that has ended: the table follows what was sent
             headers, self._table = self._table.read(block)
         except HPACKError as error:
@@ -352,7 +363,8 @@ class ServerConnection:
             raise ViolationError(ErrorCodes.PROTOCOL_ERROR, "a client's stream with an even number")
         self._newest = stream_id
         names = {name for name, _ in headers}
-        if len(self.streams) >= _MOST_STREAMS:
+        calls = len(self.streams)
+        if calls >= _MOST_STREAMS or (calls >= _ALWAYS_CALLS and self._held_by_all.calls >= _MOST_CALLS_OF_ALL):
             self._out += _frame(_RST_STREAM, 0, stream_id, _number(ErrorCodes.REFUSED_STREAM))
         elif ":method" not in names or ":path" not in names:  # grpclib takes them for granted
             self._out += _frame(_RST_STREAM, 0, stream_id, _number(ErrorCodes.PROTOCOL_ERROR))
@@ -360,6 +372,7 @@ class ServerConnection:
             if _TIMEOUT in names:
                 headers = tuple((name, _timeout(value) if name == _TIMEOUT else value) for name, value in headers)
             self.streams[stream_id] = _Stream(self._stream_window)
+            self._held_by_all.calls += 1
             # grpclib has h2 decode headers into text, which h2's types do not say
             events.append(RequestReceived(stream_id=stream_id, headers=headers))  # type: ignore[arg-type]
 
@@ -390,7 +403,7 @@ class ServerConnection:
         announced = int.from_bytes(stream.waiting[1:_HEAD_OF_MESSAGE], "big") if begins else 0
         if announced > MESSAGE_LIMIT or stream.received > _MOST_REQUEST or self._is_full(stream):
             self.reset_stream(stream_id, ErrorCodes.ENHANCE_YOUR_CALM)
-            events.append(StreamReset(stream_id=stream_id, remote_reset=False))
+            self._tell_reset(StreamReset(stream_id=stream_id, remote_reset=False), events)
             return
         if flags & _END_STREAM or (begins and len(stream.waiting) >= _HEAD_OF_MESSAGE + announced):
             self._hand_on(stream_id, stream, events)
@@ -455,7 +468,22 @@ class ServerConnection:
         if stream_id > self._newest:
             raise ViolationError(ErrorCodes.PROTOCOL_ERROR, "a reset of no stream")
         if self._forget(stream_id):
-            events.append(StreamReset(stream_id=stream_id, error_code=code, remote_reset=True))
+            self._tell_reset(StreamReset(stream_id=stream_id, error_code=code, remote_reset=True), events)
+
+    def _tell_reset(self, reset: StreamReset, events: list[Event]) -> None:
+        """Hand on that a call was reset; hand on nothing of a call that began in the same read.
+
+        grpclib would cancel that call's task before its first step, and keep the stream as long as the connection lasts
+        (4,000 streams of 9 kB in a second of the resets of CVE-2023-44487).
+        """
+        call = [event for event in events if getattr(event, "stream_id", 0) == reset.stream_id]
+        if not any(isinstance(event, RequestReceived) for event in call):
+            events.append(reset)
+            return
+        events[:] = [event for event in events if getattr(event, "stream_id", 0) != reset.stream_id]
+        for event in call:
+            if isinstance(event, DataReceived):
+                self.acknowledge_received_data(event.flow_controlled_length, reset.stream_id)
 
 
 def _timeout(value: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from backends.base import Host
+from backends.linux.network import routes as host_routes
 from backends.linux.pci import functions as pci
 from backends.linux.pci.host_uses import busy_disks, uses
 from tests.backends.pci_trees import function
@@ -203,6 +204,18 @@ def test_a_port_of_open_vswitch_whose_bridge_has_the_default_route(tmp_path: Pat
 def test_a_vlan_that_is_a_port_of_a_bridge_without_any_address(tmp_path: Path) -> None:
     tree = interface("eth0", upper="eth0.5") + interface("eth0.5", VIRTUAL, master="br0") + interface("br0", VIRTUAL)
     assert said(tmp_path, tree + routes()) == ["has the network interface eth0, which is part of br0, through eth0.5"]
+
+
+def test_the_routes_are_read_once_for_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, times = host_routes.read, [0]
+
+    def counted(host: Host) -> host_routes.Routes | None:
+        times[0] += 1
+        return read(host)
+
+    monkeypatch.setattr(host_routes, "read", counted)
+    assert said(tmp_path, interface("eth0") + routes("eth9"), net=["eth0"]) == []
+    assert times == [1]
 
 
 def test_an_address_is_no_reason_for_a_function_that_the_configuration_names(tmp_path: Path) -> None:
