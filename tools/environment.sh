@@ -26,16 +26,16 @@ echo "-- installing $packages packages ($*) into $into, once: $size MB in all"
 
 # What is fetched lies in the directory, too, until it is installed. Ends with the script, however that ends.
 progress() {
-    began=$(date +%s) said=0
+    began=$(date +%s) pause=5 # to look at so many files takes a while
+    [ ! -t 1 ] || pause=1
     while kill -0 $$ 2> /dev/null; do
         now=$(($(date +%s) - began)) has=$(du -sm "$into" 2> /dev/null | cut -f1)
         if [ -t 1 ]; then
             printf '\r   %4d of %d MB after %d s ' "$has" "$size" "$now"
-        elif [ $((now - said)) -ge 5 ]; then
+        elif [ "$now" -gt 0 ]; then
             echo "   $has of $size MB after $now s"
-            said=$now
         fi
-        sleep 1 > /dev/null 2>&1
+        sleep "$pause" > /dev/null 2>&1
     done
 }
 
