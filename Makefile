@@ -20,35 +20,25 @@ VERSION_TESTS := tests/kubelet tests/config tests/cli tests/console/test_admin_p
 TREE_TESTS := tests/test_house.py tests/test_rules.py tests/deploy/kubectl tests/docs/test_release.py
 JOBS ?= $(shell expr $$(nproc) + 1)
 BIN := $(VENV)/bin
-INSTALL := python -m pip --quiet --quiet --disable-pip-version-check install --no-deps
 PREFIX ?= /usr/local
 # What builds the program for `make install` and `make deb`: the environment for development where there is one.
 TOOLS = $(if $(wildcard $(VENV)/.ready),$(VENV),$(DEMO))
 SUITES ?= bookworm trixie # Debian 12 and 13
 AS ?= root user
 .DEFAULT_GOAL := help
-.PHONY: help demo test pauses test-versions test-debian12 trees e2e lint types floors check-proto check soak bench proto rules chart wheel wheel-test container-test lock clean site generated release audit install uninstall deb image pin-base
+.PHONY: help demo test pauses test-versions test-debian12 trees e2e lint types floors check-proto check simulate soak bench proto rules chart wheel wheel-test container-test lock clean site generated release audit install uninstall deb image pin-base
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# Makes a virtual environment with what some locks name: $(call environment,DIRECTORY,LOCKS)
-define environment
-@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Fairlead needs Python 3.11 or newer and this is %s; name another: make PYTHON=python3.12" % sys.version.split()[0])'
-@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments; Debian and Ubuntu have that in the package python3-venv" >&2; exit 1; }
-@echo "-- installing $(2:%=requirements/%.txt) into $(1), once"
-@$(PYTHON) -m venv $(1)
-@$(1)/bin/$(INSTALL) --require-hashes $(2:%=--requirement requirements/%.txt)
-@$(1)/bin/$(INSTALL) --no-build-isolation --editable .
-@touch $@
-endef
-
 # A stamp for each, so that a changed lock or pyproject sets it up again. The demo's has a tenth of the development's.
 $(VENV)/.ready: requirements/$(LOCK).txt pyproject.toml
-	$(call environment,$(VENV),$(LOCK))
+	@PYTHON=$(PYTHON) tools/environment.sh $(VENV) $(LOCK)
+	@touch $@
 
 $(DEMO)/.ready: requirements/run.txt requirements/build.txt pyproject.toml
-	$(call environment,$(DEMO),run build)
+	@PYTHON=$(PYTHON) tools/environment.sh $(DEMO) run build
+	@touch $@
 
 demo: $(DEMO)/.ready ## run the agent against a simulated kubelet and watch devices come and go
 	@$(DEMO)/bin/fairlead demo $(ARGS)
@@ -100,6 +90,9 @@ check-proto: $(VENV)/.ready ## do the generated modules match proto/?
 
 check: lint types floors check-proto test ## everything but packaging and benchmarks
 
+simulate: $(VENV)/.ready ## a minute of runs in which a seed decides all that goes wrong, and when; ARGS="--seed 7" for that run again
+	$(BIN)/python -m tests.deterministic $(ARGS)
+
 soak: $(VENV)/.ready ## break everything at random for 30 minutes, and compare with a model; ARGS="--minutes 5 --seed 7"
 	$(BIN)/python -m tests.soak $(ARGS)
 
@@ -110,9 +103,7 @@ proto: $(VENV)/.ready ## generate agent/kubelet/api from proto/
 	$(BIN)/python proto/generate.py
 
 $(DOCS)/.ready: requirements/docs.txt
-	@echo "-- installing requirements/docs.txt into $(DOCS), once"
-	@$(PYTHON) -m venv $(DOCS)
-	@$(DOCS)/bin/$(INSTALL) --require-hashes --requirement requirements/docs.txt
+	@PYTHON=$(PYTHON) tools/environment.sh $(DOCS) docs
 	@touch $@
 
 # Not --quiet: mkdocs would not count its warnings then, and none would fail it.
@@ -120,8 +111,9 @@ site: $(DOCS)/.ready ## build the documentation as a site into build/site; check
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
 	@$(DOCS)/bin/python tools/site_check.py build/site
 
-generated: $(VENV)/.ready ## write docs/configuration.md, docs/licences.md and the checks of docs/conformance.md anew
+generated: $(VENV)/.ready ## write docs/configuration.md, docs/licences.md and parts of docs/troubleshooting.md and docs/conformance.md anew
 	$(BIN)/python -m tools.configuration_page
+	$(BIN)/python -m tools.reasons_section
 	$(BIN)/python -m tools.licences_page
 	$(BIN)/python -m tools.conformance_page
 

@@ -103,6 +103,8 @@ class Transition(Struct, frozen=True):
     message: str
     ids: int
     """How many IDs it concerns."""
+    name: str = ""
+    """What people call the device: `H100 nvidia3`; empty if it has no such name."""
 
 
 SlotKey = tuple[str, str]

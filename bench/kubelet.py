@@ -16,7 +16,10 @@ import grpc
 
 from bench import messages
 
-_OPTIONS: Final = [("grpc.use_local_subchannel_pool", 1)]  # the default pool backs off from a socket that was gone
+_OPTIONS: Final = [
+    ("grpc.use_local_subchannel_pool", 1),  # the default pool backs off from a socket that was gone
+    ("grpc.default_authority", "localhost"),  # what a kubelet sends; gRPC's C core would send each socket's own path
+]
 _PLUGIN: Final = "/v1beta1.DevicePlugin/"
 
 

@@ -27,6 +27,7 @@ _HERE: Final = Path(__file__).parent
 _SLOW: Final = (
     "e2e",
     "guest",
+    "deterministic",
     "soak",
     "console/http/test_page_in_browser.py",
     "docs/test_commands.py",

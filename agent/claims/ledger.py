@@ -59,6 +59,7 @@ class _Claim(Struct, frozen=True):
     absent_since: float | None = None  # when the first List without it was answered
     absent_version: Version | None = None  # the checkpoint that lay there then; None: there was none
     pods: Pods = frozenset()  # of one that is traced; empty if an earlier run of ours traced it
+    named: Pods = frozenset()  # UIDs by the last record that had it
     may_run: bool = True  # by all that is known: not of one that an intact record lacks, or that is from before a boot
 
 
@@ -255,17 +256,18 @@ class Ledger:
                 trouble = ""
             elif seen:
                 trouble = FORGOTTEN
-            elif running is not None and held.pods:  # they have ended
+            elif running is not None and (held.pods or claim.named):  # they have ended, or will be admitted anew
                 trouble = ""
             else:
                 trouble = FORGOTTEN if held.trouble == FORGOTTEN or (lost and claim.may_run) else ""
-            pods = held.pods if running is None else seen
+            pods = seen or held.pods  # who had it, once nothing of them runs
             if (pods, trouble) != (held.pods, held.trouble):
                 changed.append(replace(held, pods=pods, trouble=trouble))
                 absent = None if trouble == FORGOTTEN else claim.absent_since
                 claim = self._claims[slot] = replace(claim, held=changed[-1], absent_since=absent)
-            if not lost and claim.may_run != (may_run := slot in record or slot in shown):
-                self._claims[slot] = replace(claim, may_run=may_run)
+            may_run = claim.may_run if lost else slot in record or slot in shown
+            if (may_run, named := uids or claim.named) != (claim.may_run, claim.named):
+                self._claims[slot] = replace(claim, may_run=may_run, named=named)
         return changed
 
     def believe(self, hardware: Set[str]) -> list[Held]:
@@ -284,8 +286,8 @@ class Ledger:
         return [slot for slot, claim in self._claims.items() if claim.held.trouble == FORGOTTEN]
 
     def misses(self, record: Container[SlotKey]) -> bool:
-        """Does this lack a claim of pods that ran when that was last looked at?"""
-        return any(claim.held.pods and slot not in record for slot, claim in self._claims.items())
+        """Does this lack a claim of pods that are known?"""
+        return any((claim.held.pods or claim.named) and slot not in record for slot, claim in self._claims.items())
 
     def listed(self, present: Set[SlotKey], asked: float, answered: float, checkpoint: Version | None) -> None:
         """What a podresources List said.

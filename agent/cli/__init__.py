@@ -1,4 +1,4 @@
-"""The commands, one file each; a command imports what it needs only when it runs."""
+"""The commands, one file each, and the program's entry point."""
 
 from __future__ import annotations
 
@@ -6,79 +6,73 @@ import errno
 import os
 import sys
 from importlib import import_module
-from keyword import iskeyword
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
 
-import click
-
-from agent import __version__
-from agent.runtime.errors import ExitCode, FairleadError, unknown
+from agent.runtime.errors import ExitCode, FairleadError
 from backends.printable import printable_lines
 
-_COMMANDS: Final = {
-    "run": "Find hardware, offer it to the kubelet, hand it to pods.",
-    "discover": "Show the hardware that the configuration takes, and what it leaves.",
-    "status": "Show what the daemon offers, how it is, who has it.",
-    "events": "Show what happened, and what happens.",
-    "explain": "Show all that is known of one device.",
-    "drain": "Offer a device to no new pod.",
-    "undrain": "Offer a device again.",
-    "reload": "Have the daemon read its configuration again.",
-    "handover": "Replace the running daemon with one of the installed version, without a gap.",
-    "doctor": "Look for what is wrong with this node.",
-    "validate": "Check a configuration file and say what it means.",
-    "import": "Turn another plugin's configuration into Fairlead's.",
-    "migrate": "Show what switching from another plugin to Fairlead means, and its steps.",
-    "cdi": "Remove the CDI specifications that Fairlead has written.",
-    "schema": "Print the JSON Schema of the configuration, for editors.",
-    "completion": "Print a shell's completion script.",
-    "manual": "Print the man page.",
-    "conformance": "Try a device plugin, anybody's, beside a simulated kubelet.",
-    "demo": "Run against a simulated kubelet and watch devices come and go.",
-}
-"""Name → its line in the help. Each is the function of that name in the module of that name, `import_` for `import`."""
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent.runtime.logs import Level
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+"""Of `run --log-level`."""
+
 _COMPLETE: Final = "_FAIRLEAD_COMPLETE"  # click's name for it: a shell asks for completions
-
-
-class _Lazy(click.Group):
-    """Knows its commands' names and first lines without importing them."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
-        if cmd_name not in _COMMANDS:
-            ctx.fail(unknown("command", cmd_name, _COMMANDS))
-        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
-        command: click.Command = getattr(import_module(f"agent.cli.{name}"), name)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
-
-
-@click.command(
-    cls=_Lazy,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 1 trouble, 2 wrong usage or configuration; `doctor`: 0 all is well, 1 warnings, 2 failures.",
-)
-@click.version_option(__version__, message="fairlead %(version)s")
-def fairlead() -> None:
-    """Offer a node's hardware to Kubernetes, all kinds of it from one process."""
 
 
 def main() -> None:
     """The program's entry point."""
-    if _COMPLETE in os.environ:
-        import_module("agent.cli.completion")
+    if sys.argv[1:2] == ["probe"]:  # the kubelet asks all the time
+        from agent.console import sockets
+
+        if sys.argv[1:] in [["probe", what] for what in sockets.PROBES]:
+            is_well, sentence = sockets.probe(sys.argv[2])
+            print(sentence)  # click takes 60 ms to be imported
+            sys.exit(not is_well)
     try:
-        fairlead(prog_name="fairlead")
+        _run(sys.argv[1:])
     except FairleadError as error:
-        click.echo(printable_lines(error.sentence), err=True)
+        print(printable_lines(error.sentence), file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        click.echo(f"the output cannot be written: {os.strerror(error.errno).lower()}", err=True)
+        print(f"the output cannot be written: {os.strerror(error.errno).lower()}", file=sys.stderr)
         os._exit(ExitCode.TROUBLE)  # else Python tries to write the rest once more, and complains
+
+
+def _run(arguments: Sequence[str]) -> None:
+    """Run a command; the daemon without click, which takes a fifteenth of its start, where that says nothing."""
+    if _COMPLETE in os.environ:
+        import_module("agent.cli.completion")
+    elif (options := _options_of_run(arguments)) is not None:
+        from agent.cli import daemon
+
+        config, level = options.get("--config"), options.get("--log-level", "info")
+        try:
+            daemon.run(None if config is None else Path(config), cast("Level", level))
+        except KeyboardInterrupt:  # before the daemon listens to signals
+            print("Aborted!", file=sys.stderr)  # as click says it
+            sys.exit(ExitCode.TROUBLE)
+        return
+    from agent.cli.commands import fairlead
+
+    fairlead(prog_name="fairlead")
+
+
+def _options_of_run(arguments: Sequence[str]) -> dict[str, str] | None:
+    """The options of `run`, where all is as a unit writes it; None: click reads it, and says what is wrong."""
+    if arguments[:1] != ["run"]:
+        return None
+    options, rest = dict[str, str](), iter(arguments[1:])
+    for word in rest:
+        name, is_whole, value = word.partition("=")
+        value = value if is_whole else next(rest, "")
+        is_known = name == "--config" or (name == "--log-level" and value in LEVELS)
+        if not is_known or not value or value.startswith("-"):
+            return None
+        options[name] = value
+    return options

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import tomllib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import click
 
 from agent.console.client import PATIENCE, Client, NoDaemonError
-from agent.runtime.errors import words
-from backends.linux import files
-
-_DEFAULT: Final = Path("/run/fairlead/admin.sock")
-_CONFIG: Final = Path("/etc/fairlead/config.toml")
-_CONFIG_BYTES: Final = 4 << 20
+from agent.console.sockets import configured
 
 _Answer = TypeVar("_Answer")
 
@@ -35,7 +29,7 @@ def ask(config: Path | None, question: Callable[[Client], Awaitable[_Answer]], p
     Raises:
         FairleadError: with a sentence for the person who asked.
     """
-    socket, unread = _configured(config)
+    socket, unread = configured(config)
 
     async def main() -> _Answer:
         client = Client(socket, patience)
@@ -55,21 +49,4 @@ def ask(config: Path | None, question: Callable[[Client], Awaitable[_Answer]], p
 
 def admin_socket(config: Path | None) -> Path:
     """Where the daemon is reached."""
-    return _configured(config)[0]
-
-
-def _configured(config: Path | None) -> tuple[Path, str]:
-    """Where the daemon is reached, and why the configuration does not say so, if it might; else empty.
-
-    It is not loaded as a whole: that takes as long as all the rest, and a daemon runs on with an earlier one.
-    """
-    file = config or _CONFIG
-    try:
-        tables: dict[str, Any] = tomllib.loads(files.read(file, _CONFIG_BYTES).decode())
-        return Path(tables["agent"]["admin_socket"]), ""
-    except FileNotFoundError:
-        return _DEFAULT, f"there is no {file}" if config else ""
-    except (OSError, ValueError) as error:
-        return _DEFAULT, f"{file} cannot be read ({words(error)})"
-    except (KeyError, TypeError):  # it has no such key
-        return _DEFAULT, ""
+    return configured(config)[0]

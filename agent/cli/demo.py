@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
+import os
+import shutil
 import signal
+import socket
+import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,14 +23,15 @@ import click
 import msgspec
 from msgspec.structs import asdict
 
-from agent.cli import options
+from agent.cli import options, output
 from agent.config import load
 from agent.daemon.supervisor import Agent
 from agent.discovery.backend_factory import make_backends
 from agent.runtime import logs
 from agent.runtime.errors import FairleadError
 from agent.runtime.supervision.notify import Notifier
-from agent.simulation.demo_stage import Stage, view
+from agent.simulation.changes import GONE
+from agent.simulation.demo_stage import Outcome, Stage, view
 from agent.simulation.hardware import LoopDevice, write_stub_file
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.pods import Container, Pod
@@ -41,6 +47,17 @@ TURNS: Final = 5
 """Each stub device fails in one of five turns, and goes away in the others: it would be left out as flapping otherwise."""
 
 _START: Final = 10.0  # seconds for the resources to be registered
+_BUSY: Final = 5.0  # ms without a CPU, or over what the kernel usually takes, from which on the machine is called busy
+_KERNEL: Final = 10.0  # ms that the kernel takes at most to tell of a change, on a machine that is not busy
+_REMOVING: Final = 60.0  # of a loop device that is taken away, which takes 30 ms
+
+_ROW: Final = "{:<22}  {:<8} {}  {:>7}  {:>8}  {:>6}  {:>8}"  # 79 columns
+_STATE: Final = "{:<9}"
+_NEXT: Final = (
+    ("discover", "what this machine has, and what pods would be offered"),
+    ("suggest", "a whole configuration for it, with a comment on every choice"),
+    ("doctor", "what is wrong with it as a node, and how to mend that"),
+)
 
 _CONFIG: Final = """\
 [agent]
@@ -48,6 +65,9 @@ plugin_dir = "{root}/device-plugins"
 kubelet_root = "{root}"
 state_dir = "{root}/state"
 admin_socket = "{root}/admin.sock"
+
+[http]
+listen = "{page}"
 
 [[resource]]
 name = "devices.kubevirt.io/kvm"
@@ -77,7 +97,10 @@ def demo(seconds: float | None, as_json: bool) -> None:
     It works in a temporary directory; for root it also makes a loop device, and removes it again.
 
     With --json it prints {"resources": [{"name", "capacity", "allocatable"}], "changes": [{"resource", "device",
-    "health", "latency_ms", "kernel_ms"}]} at the end, after 10 seconds if --seconds does not say otherwise.
+    "health", "latency_ms", "kernel_ms", "waited_ms", "fairlead_ms"}], "median": {"latency_ms", ...}} at the end, after
+    10 seconds if --seconds does not say otherwise. `latency_ms` is from before the system call that caused a change
+    until the kubelet had it. Of these, `kernel_ms` went by before the kernel told of it, `waited_ms` without a CPU on a
+    busy machine, and `fairlead_ms` is what is left.
     """
     logs.set_up("error")
     if as_json and seconds is None:
@@ -86,6 +109,7 @@ def demo(seconds: float | None, as_json: bool) -> None:
         play = Play(Path(directory), quiet=as_json)
         try:
             anyio.run(play.run, seconds)
+            play.sum_up()
         except ExceptionGroup as failures:
             if failures.split(BrokenPipeError)[1] is not None:
                 raise
@@ -94,6 +118,26 @@ def demo(seconds: float | None, as_json: bool) -> None:
         click.echo(msgspec.json.encode(play.document()))
     if play.missed:
         raise FairleadError(f"{play.missed} changes did not reach the kubelet; run `fairlead run` to see the log")
+
+
+def _free_address() -> str:
+    """An address on this machine at which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return "{}:{}".format(*found.getsockname())
+
+
+def _program() -> str:
+    """This program as it was called, so that a line with it can be copied."""
+    called = sys.argv[0]
+    return called if os.access(called, os.X_OK) and shutil.which("fairlead") != called else "fairlead"
+
+
+def busy(it: Outcome, usually: float) -> str:
+    """Says that the machine was, and who took how long; nothing where the kernel took about `usually` ms, as ever."""
+    if it.kernel_ms < usually + _BUSY and it.waited_ms < _BUSY:
+        return ""
+    waited = f", waiting for a CPU {it.waited_ms:.0f}" if it.waited_ms >= 1 else ""
+    return f"the machine is busy: the kernel took {it.kernel_ms:.0f} ms, Fairlead {it.fairlead_ms:.0f}{waited}"
 
 
 class Play:
@@ -105,9 +149,10 @@ class Play:
         self._stub_file = root / "hardware" / "stub"
         self._stub_file.parent.mkdir()
         self._config = root / "config.toml"
-        self._config.write_text(_CONFIG.format(root=root, stubs=STUBS))
+        self._page = _free_address()
+        self._config.write_text(_CONFIG.format(root=root, stubs=STUBS, page=self._page))
         self._kubelet = Kubelet(root)
-        self._stage = Stage(self._kubelet, frozenset({Path("/dev"), self._stub_file.parent}))
+        self._stage = Stage(self._kubelet, (Path("/dev"), self._stub_file.parent))
         self._loop: LoopDevice | None = None
         self._seen: list[tuple[str, int, int]] = []
 
@@ -123,7 +168,6 @@ class Play:
         self._loop = await anyio.to_thread.run_sync(LoopDevice.free)
         async with self._kubelet, anyio.create_task_group() as tasks:
             tasks.start_soon(Agent(config, make_backends(config.host, config.resources), Notifier(None)).run)
-            tasks.start_soon(self._stage.run)
             try:
                 if await self._wait_for({resource.name for resource in config.resources}):
                     with anyio.move_on_after(seconds):
@@ -143,8 +187,7 @@ class Play:
             self.missed += 1
             self._say(f"the agent did not register all of its resources: {error}", error=True)
             return False
-        self._say(f"{len(names)} resources registered {1000 * (time.perf_counter() - began):.0f} ms after the start")
-        self._show_resources()
+        self._introduce(1000 * (time.perf_counter() - began))
         await anyio.sleep(PAUSE)
         return True
 
@@ -156,10 +199,13 @@ class Play:
             for number in itertools.count():
                 if loop is not None:
                     await self._act("a loop device appears", LOOP, loop.name, loop.add)
-                    await self._act("the loop device goes", LOOP, loop.name, loop.remove)
+                    await self._act("the loop device goes", LOOP, loop.name, loop.remove, _REMOVING)
                 await self._stub(number)
-                await self._pod()
+                pod = await self._pod()
                 await self._restart()
+                self._kubelet.end(
+                    pod
+                )  # not before: the next record might lack it, as that of a kubelet that lost its own
         finally:
             if loop is not None:
                 loop.remove()
@@ -177,52 +223,83 @@ class Play:
     def _write(self, line: str) -> None:
         write_stub_file(self._stub_file, f"{line}\n")
 
-    async def _act(self, title: str, resource: str, device: str, effect: Callable[[], None]) -> None:
+    async def _act(
+        self, title: str, resource: str, device: str, effect: Callable[[], None], usually: float = _KERNEL
+    ) -> None:
         entry = self._stub_file.name if resource == STUB else device
         outcome = await self._stage.act(resource, device, entry, effect)
         if outcome is None:
             self.missed += 1
             self._say(f"{title}: {resource} never changed at the kubelet", error=True)
         else:
-            ours = outcome.latency_ms - outcome.kernel_ms
-            self._say(
-                f"{title:<24} {outcome.device:<8} {outcome.health.lower():<10} at the kubelet after {outcome.latency_ms:5.1f} ms "
-                f"(kernel {outcome.kernel_ms:.1f}, Fairlead {ours:.1f}); {self._count(resource)}"
-            )
+            self._show(title, outcome, usually)
         await anyio.sleep(PAUSE)
 
-    async def _pod(self) -> None:
+    async def _pod(self) -> Pod:
         pod = Pod("demo", (Container("main", {STUB: 1}),))
         status = await self._kubelet.admit(pod)
         ids = ", ".join(sorted(self._kubelet.held(pod, "main").get(STUB, ())))
-        self._say(f"a pod asks for a device  {status.phase}, it got {ids or status.message}")
-        self._kubelet.end(pod)
+        self._say(f"{'a pod asks for one':<22}  {ids or '':<8} {status.phase} {status.message}".rstrip())
         await anyio.sleep(PAUSE)
+        return pod
 
     async def _restart(self) -> None:
+        number = len(self._kubelet.resources)
         try:
             took = await self._stage.restart_kubelet()
         except TimeoutError:
             self.missed += 1
             self._say("the kubelet restarted, and not everything registered again", error=True)
         else:
-            self._say(f"the kubelet restarts     everything registered again {took:.1f} ms after its socket was there")
+            again = f"all {number} registered again"
+            self._say(f"{'the kubelet restarts':<22}  {again:<27}  {took:>8.1f}")
         await anyio.sleep(PAUSE)
 
     # --- what is shown ---
 
-    def _count(self, resource: str) -> str:
-        found = self._kubelet.resources[resource]
-        return f"{resource} {found.allocatable}/{found.capacity}"
-
-    def _show_resources(self) -> None:
-        self._say("What the kubelet sees (allocatable/capacity):")
+    def _introduce(self, took: float) -> None:
+        self._say(f"Fairlead runs beside a simulated kubelet. It took {took:.0f} ms to register with it,")
+        self._say("and the kubelet can give out of what it has:")
         for name, capacity, allocatable in view(self._kubelet.resources):
-            self._say(f"  {name:<28} {allocatable}/{capacity}")
+            self._say(f"  {name:<24} {allocatable} of {capacity}")
+        self._say(f"The live page: http://{self._page}/")
+        self._say("In another terminal, while this runs:")
+        self._say(f"  {_program()} status --config {self._config}")
+        self._say("Ctrl-C ends it.\n")
+        heads = ("WHAT HAPPENS", "DEVICE", _STATE.format("STATE"), "OFFERED", "AFTER ms", "KERNEL", "FAIRLEAD")
+        self._say(output.bold(_ROW.format(*heads)))
+
+    def _show(self, title: str, it: Outcome, usually: float) -> None:
+        """One change: how long the kubelet took to learn of it, and who took that long."""
+        of = self._kubelet.resources[it.resource]
+        state = output.state("Degraded" if it.health == GONE else it.health, _STATE.format(it.health.lower()))
+        offered = f"{of.allocatable} of {of.capacity}"
+        times = (f"{ms:.1f}" for ms in (it.latency_ms, it.kernel_ms, it.fairlead_ms))
+        self._say(_ROW.format(title, it.device, state, offered, *times))
+        if note := busy(it, usually):
+            self._say(output.state("Degraded", output.wrapped(note, 2)))
+
+    def sum_up(self) -> None:
+        """Say how long changes took, and what to try next."""
+        if median := self._median():
+            count = len(self._stage.outcomes)
+            took = "{latency_ms:.1f} ms or less (kernel {kernel_ms:.1f}, Fairlead {fairlead_ms:.1f})".format(**median)
+            self._say(f"\nHalf of {count} changes took {took}.")
+        self._say(output.bold("\nTo try next:"))
+        for command, what in _NEXT:
+            self._say(f"  {_program()} {command}\n      {what}")
 
     def _say(self, line: str, *, error: bool = False) -> None:
-        if not self._quiet or error:
-            click.echo(f"{time.strftime('%H:%M:%S')}  {line}", err=error)
+        if error:
+            output.note(line)
+        elif not self._quiet:
+            output.echo(line)
+
+    def _median(self) -> dict[str, float]:
+        """The median of each part of what changes took; nothing where there were none."""
+        outcomes = self._stage.outcomes
+        names = ("latency_ms", "kernel_ms", "waited_ms", "fairlead_ms")
+        return {name: round(statistics.median(getattr(it, name) for it in outcomes), 2) for name in names if outcomes}
 
     def document(self) -> dict[str, Any]:
         """What --json prints."""
@@ -231,5 +308,6 @@ class Play:
                 {"name": name, "capacity": capacity, "allocatable": allocatable}
                 for name, capacity, allocatable in self._seen
             ],
-            "changes": [asdict(outcome) for outcome in self._stage.outcomes],
+            "changes": [asdict(it) | {"fairlead_ms": it.fairlead_ms} for it in self._stage.outcomes],
+            "median": self._median(),
         }

@@ -11,27 +11,47 @@ from click.shell_completion import CompletionItem
 
 from agent.cli import connection
 from agent.console.client import Client
-from agent.console.views import Status
+from agent.console.views import Device, Status, Unclaimed
 from agent.runtime.errors import FairleadError
 
 _PATIENCE: Final = 2.0  # seconds: a person has pressed Tab and waits
 
 
 def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """IDs, and what is not offered, that begin so; nothing where no daemon answers."""
+    """Names that begin so, as `lookup.find` takes them; nothing where no daemon answers.
+
+    Before anything is typed, each device has one: what its driver calls it, or else its key.
+    """
     with suppress(FairleadError):
         status = connection.ask(ctx.params.get("config"), Client.status, _PATIENCE)
-        return [CompletionItem(name, help=what) for name, what in _names(status) if name.startswith(incomplete)]
+        found: dict[str, dict[str, str]] = {}
+        for key, names, what in _names(status):
+            for name in names if incomplete else names[:1]:
+                if name.startswith(incomplete):
+                    found.setdefault(name, {})[key] = what
+        alone = ((name, next(iter(of.values()))) for name, of in found.items() if len(of) == 1)  # else it names none
+        return [CompletionItem(name, help=what) for name, what in alone]
     return []
 
 
-def _names(status: Status) -> Iterator[tuple[str, str]]:
+def _names(status: Status) -> Iterator[tuple[str, list[str], str]]:
+    """Of each device its key, what it may be called, the shortest first, and what it is."""
     for resource in status.resources:
         for device in resource.devices:
-            for name in device.ids:
-                yield name, f"{resource.name}, {device.state}"
+            yield device.key, [*_called(device, device.key), *device.ids], f"{resource.name}, {device.state}"
     for one in status.unclaimed:
-        yield one.device, one.why
+        yield one.device, [*_called(one, one.device)], one.why
+
+
+def _called(it: Device | Unclaimed, key: str) -> Iterator[str]:
+    if it.name and ", " not in it.name:
+        yield it.name
+    yield key
+    yield from it.nodes
+    for hardware in it.hardware:
+        yield hardware
+        if hardware.startswith("pci:"):
+            yield hardware.removeprefix("pci:")
 
 
 device: Final = click.argument("device", shell_complete=complete)

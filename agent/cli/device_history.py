@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import Final
+
+from msgspec.structs import replace
 
 from agent.cli import output
 from agent.cli.output import bold, wrapped
@@ -25,7 +27,18 @@ _SIGNS: Final[Mapping[str, tuple[str, str]]] = {
 _BAD: Final = tuple(_SIGNS)[:4]
 """A moment of these shows, however short it was."""
 
-_COLORED: Final = {"Gone": "Unhealthy", "Drained": "Degraded", "in use": "Healthy"}
+_COLORED: Final = {"Gone": "Unhealthy", "in use": "Healthy"}
+_BARS: Final = {
+    "Unhealthy": "█",
+    "Gone": "·",
+    "Drained": "▅",
+    "Degraded": "▆",
+    "in use": "▃",
+    "Healthy": "▁",
+    "Unknown": " ",
+}
+_SPARKS: Final = 12
+"""Signs for the last hour."""
 _LABEL: Final = len("|00:00 ")
 _HOUR: Final = 3600
 
@@ -47,6 +60,16 @@ def lines(shown: History) -> Iterator[str]:
     notes = [(it.time, f"{output.moment(it.time):<20} {_happened(it)}") for it in shown.notes]
     for _, line in sorted((*periods, *notes), key=lambda it: it[0]):
         yield wrapped(line, 0, 21)
+
+
+def spark(periods: Sequence[Period], now: float) -> str:
+    """The last hour as a strip of signs, each for five minutes: the taller, the worse, and a dot where it was not there."""
+    last = [replace(it, begins=max(it.begins, now - _HOUR)) for it in periods if it.ends > now - _HOUR]
+    if not last:
+        return ""
+    cells = _cells((*last[:-1], replace(last[-1], ends=now)), _SPARKS)
+    alike = ((it, _BARS.get(it, "?") * len(list(group))) for it, group in groupby(cells))
+    return "".join(output.state(_COLORED.get(it, it), signs) for it, signs in alike)
 
 
 def happened(note: Note) -> str:

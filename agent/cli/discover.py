@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ import click
 
 from agent.cli import options
 from agent.cli.output import echo, echo_json, wrapped
+from agent.cli.suggest import Found, look, summary
 from agent.config import load
 from agent.console.views import NAMES_NOTHING
 from agent.discovery.backend_factory import make_backends
@@ -21,45 +22,84 @@ from agent.model import Slot
 from agent.runtime import logs
 from backends.base import Device
 
+_NO_FILE: Final = (
+    "There is no configuration file: Fairlead offers what KubeVirt asks for, which comes first here. What this machine has "
+    "beside follows, each with the [[resource]] that would offer it; `fairlead suggest > config.toml` writes a whole file, "
+    "with comments."
+)
 _MOST_NAMES: Final = 8  # of the adapters of a pool, on its line
 
 
 @click.command(epilog="Exit codes: 0 done, 2 the configuration has mistakes.")
 @options.config
+@click.option("--all", "everything", is_flag=True, help="Look with every backend; show what could be offered, too.")
 @options.as_json
-def discover(config: Path | None, as_json: bool) -> None:
-    """Show the hardware that the configuration takes, and what it leaves.
+def discover(config: Path | None, everything: bool, as_json: bool) -> None:
+    """Show the hardware that the configuration takes, and what it leaves; without one, what this machine could offer.
+
+    What could be offered stands with the [[resource]] that would offer it; `fairlead suggest` writes all of them.
 
     With --json it prints {"resources": [{"name", "devices": [{"id", "health", "reason", "numa_node", "hardware",
     "attributes"}]}], "unclaimed": [{"device", "backend", "why"}], "problems": [{"backend", "subject", "message"}]};
-    where names are made of attributes, "templates": [{"name", "resources"}] too.
+    where names are made of attributes, "templates": [{"name", "resources"}] too; with --all, or without a configuration,
+    "proposals": [{"title", "name", "backend", "devices", "toml"}].
     """
     logs.set_up("error")
     loaded = load(config)
-    found = anyio.run(survey, loaded.resources, make_backends(loaded.host, loaded.resources), PATIENCE)
-    if as_json:
-        echo_json(_document(found))
+    if everything or loaded.source is None:
+        found, proposed = look(loaded)
     else:
-        for line in _lines(found):
-            echo(line)
+        found, proposed = (
+            anyio.run(survey, loaded.resources, make_backends(loaded.host, loaded.resources), PATIENCE),
+            None,
+        )
+    configured = frozenset(resource.name for resource in loaded.resources)
+    if as_json:
+        echo_json(_document(found, configured, proposed))
+        return
+    if loaded.source is None:
+        echo(wrapped(_NO_FILE, 0))
+    for line in _lines(found, configured, proposed):
+        echo(line)
 
 
-def _document(found: Survey) -> dict[str, Any]:
-    inventory, given = found.inventory, found.inventory.selection.given()
+def _names(found: Survey, configured: Set[str]) -> list[str]:
+    """The resources that the configuration has, or whose templates it has; the others are proposals."""
+    written = ((name, found.inventory.resource(name)) for name in found.inventory.names())
+    return [name for name, it in written if it is None or it.configured in configured]
+
+
+def _document(found: Survey, configured: Set[str], proposed: Sequence[Found] | None) -> dict[str, Any]:
+    inventory = found.inventory
+    given = {name: it for name, it in inventory.selection.given().items() if name in configured}
+    return (
+        {
+            "resources": [
+                {"name": name, "devices": [_device(slot) for _, slot in sorted(inventory.slots(name).items())]}
+                for name in _names(found, configured)
+            ],
+            "unclaimed": [
+                {"device": one.found.device.key, "backend": one.found.backend, "why": one.why}
+                for one in not_offered(inventory)
+            ],
+            "problems": [
+                {"backend": kind, "subject": problem.subject, "message": problem.sentence}
+                for kind, problem in found.problems
+            ],
+        }
+        | ({"templates": [{"name": name, "resources": it} for name, it in given.items()]} if given else {})
+        | ({"proposals": [_proposal(it) for it in proposed]} if proposed is not None else {})
+    )
+
+
+def _proposal(it: Found) -> dict[str, Any]:
     return {
-        "resources": [
-            {"name": name, "devices": [_device(slot) for _, slot in sorted(inventory.slots(name).items())]}
-            for name in inventory.names()
-        ],
-        "unclaimed": [
-            {"device": one.found.device.key, "backend": one.found.backend, "why": one.why}
-            for one in not_offered(inventory)
-        ],
-        "problems": [
-            {"backend": kind, "subject": problem.subject, "message": problem.sentence}
-            for kind, problem in found.problems
-        ],
-    } | ({"templates": [{"name": name, "resources": it} for name, it in given.items()]} if given else {})
+        "title": it.proposal.title,
+        "name": it.proposal.resource["name"],
+        "backend": it.proposal.resource["backend"],
+        "devices": [_device(slot) for slots in it.devices.values() for slot in slots],
+        "toml": it.proposal.toml,
+    }
 
 
 def _device(slot: Slot) -> dict[str, Any]:
@@ -74,17 +114,32 @@ def _device(slot: Slot) -> dict[str, Any]:
     }
 
 
-def _lines(found: Survey) -> Iterator[str]:
+def _lines(found: Survey, configured: Set[str], proposed: Sequence[Found] | None) -> Iterator[str]:
     inventory = found.inventory
-    if not inventory.selection.written:
+    if not configured:
         yield "The configuration has no [[resource]]: nothing would be offered."
-    for name in inventory.names():
+    for name in _names(found, configured):
         slots = inventory.slots(name)
         yield f"{name}: {_total(slots)}"
         yield from (wrapped(_offer(key, count, slot), 2, 4) for key, (count, slot) in _by_device(slots).items())
     for template, given in inventory.selection.given().items():
-        if not given:
+        if not given and template in configured:
             yield f"{template}: {NAMES_NOTHING}"
+    for it in proposed or ():
+        yield ""
+        for line in summary(it):
+            yield wrapped(line, 0, 2)
+        for name, of_one in it.devices.items():
+            yield f"  {name}: {_total({slot.id: slot for slot in of_one})}"
+            slots = {slot.id: slot for slot in of_one}
+            yield from (wrapped(_offer(key, count, slot), 4, 6) for key, (count, slot) in _by_device(slots).items())
+        yield from (
+            f"    {line}".rstrip() for line in it.proposal.toml.rstrip().split("\n") if not line.startswith("#")
+        )
+    if proposed is not None and not proposed:
+        yield "Nothing else was found that pods could have."
+    elif proposed:
+        yield ""
     if told := not_offered(inventory):
         yield "Not offered:"
         yield from (wrapped(f"{one.found.device.key}: {one.why}", 2, 4) for one in told)

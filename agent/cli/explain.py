@@ -9,19 +9,13 @@ from typing import Final
 import click
 
 from agent.cli import connection, device_argument, device_history, options, output
-from agent.cli.output import bold, echo, wrapped
+from agent.cli.output import advised, bold, echo, wrapped
+from agent.console import advice
 from agent.console.client import NoDaemonError, WrongNameError
-from agent.console.views import Explanation, Gift, Signal
+from agent.console.views import ENDS, Explanation, Gift, Signal
+from agent.inventory.device_names import name_of
 from agent.runtime.errors import some
 
-_ENDS: Final = {
-    "rebind": "its driver bound anew",
-    "recovered": "a recovery that the kernel tells of",
-    "our-reset": "a reset by Fairlead",
-    "boot": "a reboot",
-    "operator": "`fairlead undrain`",
-}
-"""What `Clears` says, for a person."""
 _NOTES: Final = 10
 """Of what happened, the last; the history has all."""
 OWN_LOOK: Final = "This command has looked at the hardware itself; it knows neither drains nor what pods hold."
@@ -36,8 +30,8 @@ def explain(device: str, config: Path | None, as_json: bool) -> None:
     """Show what was read of DEVICE, which resource took or refused it and why, how it is, and what a pod would get.
 
     DEVICE is an ID, a key, a PCI address, its hardware, or what it alone is called: mlx5_0, nvidia3, uverbs1. Without a
-    daemon it looks by itself. With --json it prints what agent/console/views.py describes as Explanation; "gift" has what
-    a pod would get.
+    daemon it looks by itself. With --json it prints one document, {"key", "backend", "resource", "state", "reason",
+    "message", "decisions", "signals", "gift", ...}; "gift" has what a pod would get.
     """
     try:
         explained = connection.ask(config, lambda client: client.explain(device))
@@ -63,7 +57,7 @@ def _look(config: Path | None, device: str) -> Explanation:
 
     from agent.config import load
     from agent.console.control import NoSuchDeviceError
-    from agent.console.explanation import Knowledge
+    from agent.console.explanation import Knowledge, find
     from agent.console.explanation import explain as explained
     from agent.discovery.backend_factory import make_backends
     from agent.inventory.survey import PATIENCE, survey
@@ -83,9 +77,11 @@ def _look(config: Path | None, device: str) -> Explanation:
         selectable=lambda: ((kind, device) for kind, every in found.selectable.items() for device in every),
     )
     try:
-        return explained(known, device)
+        it = explained(known, find(known, device), device)
     except NoSuchDeviceError as error:
         raise WrongNameError(str(error)) from error
+    assert it is not None  # nothing has a name here but what is there
+    return it
 
 
 def lines(it: Explanation) -> Iterator[str]:
@@ -115,11 +111,19 @@ def _verdict(it: Explanation) -> Iterator[str]:
     if it.reason:
         since = f" since {output.moment(it.since)}" if it.since else ""
         yield wrapped(f"{it.reason}{since}: {it.message}", 2, 2)
+    yield from _advice(it)
     for held in it.held:
         who = ", ".join(map(str, held.holders))
         yield wrapped(
             f"{held.id} is held by {who or 'a pod that the kubelet does not name: it starts, or has ended'}", 2, 4
         )
+
+
+def _advice(it: Explanation) -> Iterator[str]:
+    """What its reason means, what to do, and what ends it; what its signals wait for is said with each."""
+    key = it.ids[0] if len(it.ids) == 1 else it.key
+    found = advice.advice(it.reason, it.message, device=key, name=name_of(it.attributes), hardware=it.hardware)
+    return advised(advice.told(found) if found is not None else ())
 
 
 def _section(heading: str, inner: Iterator[str]) -> Iterator[str]:
@@ -132,7 +136,7 @@ def _section(heading: str, inner: Iterator[str]) -> Iterator[str]:
 
 def _signal(one: Signal) -> str:
     counts = "" if one.counts else ", does not count now"
-    ends = f", ends with {' or '.join(_ENDS.get(name, name) for name in one.clears_on)}" if one.clears_on else ""
+    ends = f", ends with {' or '.join(ENDS.get(name, name) for name in one.clears_on)}" if one.clears_on else ""
     said = f"{one.reason} ({one.verdict}{counts}{ends}) since {output.moment(one.since)}: {one.message}"
     return wrapped(said, 2, 4)
 

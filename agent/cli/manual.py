@@ -21,6 +21,8 @@ _FILES = (
 )
 EXAMPLES: Final = (
     ("Why does this node offer seven GPUs and not eight?", "fairlead status"),
+    ("Each device on a line, kept up to date:", "fairlead devices --watch"),
+    ("A whole configuration for what this machine has:", "fairlead suggest"),
     ("What is wrong with the node, and what mends it:", "fairlead doctor"),
     ("All that is known of one of them, offered, refused or gone:", "fairlead explain 0000:3b:00.0"),
     ("Who has what, kept up to date:", "fairlead status --pods --watch"),

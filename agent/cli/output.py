@@ -9,7 +9,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -18,10 +18,12 @@ import msgspec
 
 from backends.printable import printable
 
-_COLORS: Final = {"Healthy": "green", "Degraded": "yellow", "Unhealthy": "red"}
+_COLORS: Final = {"Healthy": "green", "Degraded": "yellow", "Unhealthy": "red", "Drained": "cyan"}
 _MOST_COLUMNS: Final = 120  # longer lines are hard to read
 _USUAL_COLUMNS: Final = 80
-_OURS: Final = re.compile(r"(\x1b\[(?:0|1|31|32|33)m|\n)")
+_OURS: Final = re.compile(r"(\x1b\[(?:0|1|2|31|32|33|36)m|\n)")
+_BLANKS: Final = re.compile(r"\s*\n\s*")
+_COLOR: Final = re.compile(r"\x1b\[[0-9]*m")
 NAMED: Final = 8
 """Names in one sentence."""
 
@@ -48,9 +50,14 @@ def echo_json(document: Any) -> None:
     click.echo(text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text))
 
 
+def is_terminal() -> bool:
+    """Does a person look at it? Off a terminal no line is folded: who searches it needs whole lines."""
+    return sys.stdout.isatty()
+
+
 def columns() -> int:
-    """How wide lines may be."""
-    if not sys.stdout.isatty():
+    """How wide lines may be; off a terminal, how wide a drawing is."""
+    if not is_terminal():
         return _USUAL_COLUMNS
     return min(shutil.get_terminal_size((_USUAL_COLUMNS, 24)).columns, _MOST_COLUMNS)
 
@@ -60,33 +67,74 @@ def state(name: str, text: str | None = None) -> str:
     return click.style(text or name, fg=_COLORS.get(name))
 
 
+def dim(text: str) -> str:
+    """What is beside the matter."""
+    return click.style(text, dim=True)
+
+
+def clipped(line: str, columns: int) -> str:
+    """A line as far as a screen is wide; its colours take no room."""
+    out, room = "", columns
+    for n, part in enumerate(_OURS.split(line)):
+        shown = part if n % 2 else part[:room]
+        room -= 0 if n % 2 else len(shown)
+        out += shown
+    return out
+
+
+def draw(text: str) -> None:
+    """Write to a terminal's screen at once, with what moves its cursor."""
+    shown = _COLOR.sub("", text) if os.environ.get("NO_COLOR") else text
+    click.echo(shown, nl=False, color=True)
+    sys.stdout.flush()
+
+
 def bold(text: str) -> str:
     """A heading."""
     return click.style(text, bold=True)
 
 
 def wrapped(text: str, indent: int, hanging: int | None = None) -> str:
-    """A sentence on as many lines as it takes; the first is indented, the others hang below it."""
+    """A sentence on as many lines as it takes; the first is indented, the others hang below it. Off a terminal, on one."""
     below = " " * (indent if hanging is None else hanging)
     return "\n".join(_lines(text, " " * indent, below))
 
 
+def advised(parts: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """What a reason asks for, below its device, each part with its label; a command is not folded: it is copied."""
+    for label, text in parts:
+        line = f"{label:<5} {text}"
+        yield f"    {line}" if label == "run" else wrapped(line, 4, 10)
+
+
 def _lines(text: str, first: str = "", below: str = "") -> list[str]:
     """A path is not broken, however long: who reads it copies it."""
+    if not is_terminal():
+        return [first + _BLANKS.sub(" ", text)]
     return textwrap.wrap(
         text, columns(), initial_indent=first, subsequent_indent=below, break_on_hyphens=False, break_long_words=False
     )
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Iterator[str]:
+def table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    left: int = 1,
+    cut: Mapping[int, tuple[str, int]] | None = None,
+) -> Iterator[str]:
     """Lines with aligned columns: the first `left` of them to the left, the rest, which are numbers, to the right.
 
-    Where that is wider than lines may be, a long first cell stands on a line of its own above its row.
+    Where a terminal is too narrow for that, the columns that `cut` names are cut, on that side and not below that width; else a long first cell
+    stands on a line of its own above its row.
     """
     every = [headings, *rows]
     widths = [max(len(click.unstyle(row[n])) for row in every) for n in range(len(headings))]
     room = columns() - sum(width + 2 for width in widths[1:])
-    if widths[0] > room:
+    if cut and widths[0] > room:
+        kept = _narrowed(widths, cut, widths[0] - room)
+        every = [[_cut(cell, kept[n], cut[n][0]) if n in cut else cell for n, cell in enumerate(row)] for row in every]
+        widths = kept
+    elif widths[0] > room and is_terminal():
         widths[0] = max((len(row[0]) for row in every if len(row[0]) <= room), default=len(headings[0]))
     for number, (first, *others) in enumerate(every):
         if len(first) > widths[0]:
@@ -95,6 +143,22 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1)
         cells = [_padded(cell, widths[n], to_the_left=n < left) for n, cell in enumerate((first, *others))]
         line = "  ".join(cells).rstrip()
         yield bold(line) if number == 0 else line
+
+
+def _narrowed(widths: Sequence[int], cut: Mapping[int, tuple[str, int]], excess: int) -> list[int]:
+    """The widths without what is too much, taken from the widest that may be cut."""
+    kept = list(widths)
+    for _ in range(excess):
+        if not (may := [n for n, (_, least) in cut.items() if kept[n] > least]):
+            break
+        kept[max(may, key=kept.__getitem__)] -= 1
+    return kept
+
+
+def _cut(cell: str, width: int, side: str) -> str:
+    if len(cell) <= width:
+        return cell
+    return f"{cell[: width - 1]}…" if side == "right" else f"…{cell[len(cell) - width + 1 :]}"
 
 
 def _padded(cell: str, width: int, *, to_the_left: bool) -> str:
@@ -107,6 +171,14 @@ def moment(seconds: float) -> str:
     when = datetime.fromtimestamp(seconds).astimezone()
     today = when.date() == datetime.now().astimezone().date()
     return when.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S")
+
+
+def since(seconds: float, *, is_brief: bool) -> str:
+    """The same as one word; in brief without seconds, or without the time of day."""
+    when = datetime.fromtimestamp(seconds).astimezone()
+    if not is_brief:
+        return when.strftime("%Y-%m-%dT%H:%M:%S")
+    return when.strftime("%H:%M" if when.date() == datetime.now().astimezone().date() else "%m-%d")
 
 
 def ago(seconds: float) -> str:

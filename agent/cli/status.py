@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Final
 
 import click
 from msgspec.structs import replace
 
-from agent.cli import connection, device_argument, device_history, options, output
+from agent.cli import connection, device_argument, device_history, devices, options, output
 from agent.cli.output import bold, echo, table, wrapped
+from agent.cli.watch import Past, follow
+from agent.console import advice
 from agent.console.client import Client
 from agent.console.views import NAMES_NOTHING, Device, Resource, Status, Unclaimed
 
-_REDRAWN_AT_MOST = 0.5  # seconds; a burst of events is drawn once
+_TABLED: Final = 64
+"""Devices; of more, the table has those that are not well, and the rest is counted."""
+_UNUSABLE: Final = "unusable"  # as `agent.inventory.shortfall` has it: its sentence says what to do
+_COUNTED: Final = ("Healthy", "Degraded", "Unhealthy", "Drained")
+_WORST_FIRST: Final = ("Unhealthy", "Degraded", "Drained", "Healthy")
 _UNNAMED = (
     "A pod that the kubelet does not name starts, or has ended; its device is free once the kubelet's checkpoint leaves it "
     "out, too."
@@ -38,8 +43,9 @@ _UNNAMED = (
 def status(config: Path | None, watch: bool, pods: bool, device: str | None, as_json: bool) -> None:
     """Show every resource with its devices by state, and what is wrong.
 
-    --json prints what agent/console/views.py describes as Status, with --history as History; with --watch, one such
-    document a line. Without a terminal, --watch prints everything again after an empty line.
+    --json prints all of it as one document, {"version", "started", "now", "kubelet", "configuration", "resources",
+    "unclaimed", "problems", ...}, as /status.json serves it; with --history {"key", "resource", "periods", "notes"};
+    with --watch, one such document a line. Without a terminal, --watch prints everything again after an empty line.
     """
     if device is not None:
         if watch or pods:
@@ -48,62 +54,28 @@ def status(config: Path | None, watch: bool, pods: bool, device: str | None, as_
         output.echo_json(past) if as_json else echo("\n".join(device_history.lines(past)))
         return
 
-    def show(shown: Status) -> None:
-        if as_json:
-            output.echo_json(shown)
-        else:
-            for line in _pods(shown) if pods else _lines(shown):
-                echo(line)
-
-    def show_again(shown: Status) -> None:
-        click.clear() if sys.stdout.isatty() else echo()
-        show(shown)
-
-    async def question(client: Client) -> None:
-        if watch:
-            await _follow(client, show, show if as_json else show_again)
-        else:
-            show(await client.status())
-
-    connection.ask(config, question)
+    head, body = (_nothing, _pods) if pods else (_head, _body)
+    if watch:
+        follow(config, output.echo_json if as_json else None, head, body)
+        return
+    shown = connection.ask(config, Client.status)
+    if as_json:
+        output.echo_json(shown)
+        return
+    for line in (*head(shown), *body(shown, None)):
+        echo(line)
 
 
-async def _follow(client: Client, show: Callable[[Status], None], show_again: Callable[[Status], None]) -> None:
-    """Show it, and again after every event, not more often than can be read."""
-    changed = asyncio.Event()
-
-    async def listen() -> None:
-        async for _ in client.watch(1, follow=True):  # the newest comes at once: from now on none is missed
-            changed.set()
-
-    async def draw() -> None:
-        showing = show
-        while True:
-            await changed.wait()
-            changed.clear()
-            showing(await client.status())
-            showing = show_again
-            await asyncio.sleep(_REDRAWN_AT_MOST)
-
-    parts = [asyncio.create_task(listen()), asyncio.create_task(draw())]
-    try:
-        ended, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
-        for part in ended:
-            part.result()  # the daemon has ended; or why it cannot be asked any more
-    finally:
-        for part in parts:
-            part.cancel()
-        await asyncio.gather(*parts, return_exceptions=True)
-
-
-def _lines(shown: Status) -> Iterator[str]:
-    yield from _head(shown)
+def _body(shown: Status, past: Past | None) -> Iterator[str]:
     if not shown.resources and not shown.templates:
         yield "The configuration has no [[resource]]: nothing is offered."
     elif shown.resources:
         yield ""
-        headings = ("RESOURCE", "KUBELET", "OK", "DEGRADED", "BAD", "IN USE")
+        headings = ("RESOURCE", "KUBELET", "OK", "DEGRADED", "BAD", "DRAINED", "IN USE")
         yield from table(headings, map(_row, shown.resources), left=2)
+    if every := devices.rows(shown):
+        yield ""
+        yield from _devices(every, past)
     bad = [(resource, device) for resource in shown.resources for device in resource.devices if device.reason]
     complaints = [(resource.name, resource.complaint) for resource in shown.resources if resource.complaint]
     complaints += [
@@ -113,14 +85,55 @@ def _lines(shown: Status) -> Iterator[str]:
         yield ""
     for name, why in complaints:
         yield wrapped(f"{name}: {why}", 0, 2)
-    for resource, device in _together(bad):
-        yield from _complaint(resource, device)
+    if any(resource.overtaken for resource in shown.resources):
+        yield from _advised(advice.advice("overtaken"))
+    for alike in _with_one_reason(_together(bad)):
+        for resource, device in alike:
+            yield from _complaint(resource, device)
+        yield from _advice(alike[-1][1])
     if shown.unclaimed:
         yield "\n" + bold("NOT OFFERED")
-        yield from map(_unclaimed, shown.unclaimed)
+        for one in shown.unclaimed:
+            yield _unclaimed(one)
+            if one.resource:
+                yield from _advised(
+                    advice.advice(one.reason, one.why, device=one.device, name=one.name, hardware=one.hardware)
+                )
     if shown.problems:
         yield "\n" + bold("PROBLEMS")
         yield from (wrapped(one.message, 0, 2) for one in shown.problems)
+
+
+def _devices(every: list[devices.Row], past: Past | None) -> Iterator[str]:
+    """The table of `fairlead devices`; on a node of very many, of those that are not well."""
+    if len(every) <= _TABLED:
+        yield from devices.table(every, past)
+        return
+    bad = [row for row in every if row.state != "healthy"]
+    if bad:
+        yield from devices.table(bad[:_TABLED], past)
+    yield f"{len(every) - len(bad[:_TABLED])} more devices: `fairlead devices`"
+
+
+def _with_one_reason(bad: Iterable[tuple[Resource, Device]]) -> Iterator[list[tuple[Resource, Device]]]:
+    """Devices that have one reason, and so one advice, together."""
+    alike: dict[tuple[str, str], list[tuple[Resource, Device]]] = {}
+    for resource, device in bad:
+        alike.setdefault((device.reason, device.message if device.reason == _UNUSABLE else ""), []).append(
+            (resource, device)
+        )
+    yield from sorted(alike.values(), key=lambda same: _WORST_FIRST.index(same[0][1].condition))
+
+
+def _advice(device: Device) -> Iterator[str]:
+    key = device.ids[0] if len(device.ids) == 1 else device.key
+    return _advised(
+        advice.advice(device.reason, device.message, device=key, name=device.name, hardware=device.hardware)
+    )
+
+
+def _advised(it: advice.Advice | None) -> Iterator[str]:
+    return output.advised(advice.told(it) if it is not None else ())
 
 
 def _head(shown: Status) -> Iterator[str]:
@@ -132,6 +145,8 @@ def _head(shown: Status) -> Iterator[str]:
         yield wrapped(shown.kubelet.waiting_for[:1].upper() + shown.kubelet.waiting_for[1:], 0, 2)
     if shown.standby:
         yield wrapped(f"Process {' of Fairlead '.join(shown.standby.split())} stands by to take over", 0, 2)
+    if every := devices.rows(shown):
+        yield devices.summary(every)
     yield from (wrapped(line, 0, 2) for line in _witnesses(shown))
     if configuration.mistakes:
         first = f"{configuration.file} has mistakes and was not reloaded:"
@@ -153,9 +168,9 @@ def _witnesses(shown: Status) -> Iterator[str]:
 def _row(resource: Resource) -> tuple[str, ...]:
     counted = Counter[str]()
     for device in resource.devices:
-        counted[device.state] += len(device.ids)
+        counted[device.condition] += len(device.ids)
     used = sum(len(device.held) for device in resource.devices)
-    numbers = [(counted[name], output.state(name, str(counted[name]))) for name in ("Healthy", "Degraded", "Unhealthy")]
+    numbers = [(counted[name], output.state(name, str(counted[name]))) for name in _COUNTED]
     word, state = resource.registration
     kubelet = word if state == "Healthy" else output.state(state, word)
     return (resource.name, kubelet, *(text if number else "0" for number, text in numbers), str(used))
@@ -176,21 +191,32 @@ def _together(bad: Iterable[tuple[Resource, Device]]) -> Iterator[tuple[Resource
 def _complaint(resource: Resource, device: Device) -> Iterator[str]:
     """One device that is not well, with the reason's name and sentence."""
     more = f" and {len(device.ids) - 1} more IDs" if len(device.ids) > 1 else ""
-    head = f"{device.ids[0] if device.ids else device.key}{more} of {resource.name}"
-    yield output.state(device.state, device.state.lower()) + f" {head}"
+    key = device.ids[0] if device.ids else device.key
+    state = output.state(device.condition, device.condition.lower())
+    yield f"{_named(device.name, key)}{state} {key}{more} of {resource.name}"
     # of a device that went while Fairlead was down it is not known
     since = f" since {output.moment(device.since)}" if device.since else ""
     yield wrapped(f"{device.reason}{since}: {device.message}", 2, 2)
 
 
+def _named(name: str, key: str) -> str:
+    """What its driver calls it, before what else it is called."""
+    return "" if not name or key.endswith(name) else f"{bold(name)}: "
+
+
 def _unclaimed(one: Unclaimed) -> str:
     if not one.resource:
         return wrapped(f"{one.device}: {one.why}", 0, 2)
-    head = output.state("Degraded", one.reason) + f" {one.device} of {one.resource}"
+    name = _named(one.name, one.device)
+    head = f"{name}{output.state('Degraded', one.reason)} {one.device} of {one.resource}"
     return wrapped(f"{head} since {output.moment(one.since)}: {one.why}", 0, 2)
 
 
-def _pods(shown: Status) -> Iterator[str]:
+def _nothing(_shown: Status) -> Iterator[str]:
+    yield from ()
+
+
+def _pods(shown: Status, _past: Past | None) -> Iterator[str]:
     rows, unknown = list[tuple[str, ...]](), list[tuple[str, ...]]()
     for resource in shown.resources:
         for held in (held for device in resource.devices for held in device.held):

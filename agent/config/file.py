@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import time
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from msgspec.structs import replace
 
-from agent.config import kubevirt_defaults, typed
+from agent.config import kubevirt_defaults, syntax, typed
 from agent.config.model import AgentConfig, Config, HttpConfig, KubernetesConfig
 from agent.config.problems import ConfigError, ConfigProblem, Problems
 from agent.config.resources import Registry, read_resources
@@ -33,8 +31,6 @@ TABLES: Final[Mapping[str, type]] = {
     "kubernetes": KubernetesConfig,
 }
 """The tables beside `[[resource]]`, and what they are read into."""
-
-_PLACE: Final = re.compile(r" \(at (?:line (?P<line>\d+), column \d+|end of document)\)$")
 
 
 def load(path: Path | None = None, registry: Registry = installed, default: Path = DEFAULT_PATH) -> Config:
@@ -87,18 +83,17 @@ def _read(file: Path, data: bytes, registry: Registry) -> Config:
         return read_tables(_parse(file, document), Problems(file, document), registry, source=file)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise _failure(file, line, "the file is not written in UTF-8, as TOML has to be") from error
+        by = " (it is UTF-16, as some editors of Windows write)" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+        raise _failure(file, line, f"the file is not written in UTF-8, as TOML has to be{by}") from error
     except RecursionError as error:
         raise _failure(file, None, "the file has lists or tables that are nested too deeply") from error
 
 
 def _parse(file: Path, document: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(document)
-    except ValueError as error:  # tomllib's own, and Python's for a number of 5,000 digits
-        place = _PLACE.search(str(error))
-        line = int(place["line"] or document.count("\n") + 1) if place else None
-        raise _failure(file, line, f"this is no TOML: {_PLACE.sub('', str(error))}") from error
+    found = syntax.parsed(document)
+    if isinstance(found, list):
+        raise ConfigError(tuple(ConfigProblem(file, it.line, "", f"this is no TOML: {it.sentence}") for it in found))
+    return found
 
 
 def _unreadable(file: Path, error: OSError) -> ConfigError:

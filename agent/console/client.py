@@ -13,7 +13,7 @@ from grpclib.const import Status as Code
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from agent.console.admin_protocol import SERVICE, Codec, DeviceRequest, DrainRequest, EmptyRequest, WatchRequest
-from agent.console.views import Drained, Event, Explanation, HandedOver, History, Reloaded, Status, Undrained
+from agent.console.views import Drained, Event, Explanation, HandedOver, Histories, History, Reloaded, Status, Undrained
 from agent.runtime.errors import ExitCode, FairleadError
 
 _Answer = TypeVar("_Answer")
@@ -68,6 +68,10 @@ class Client:
     async def history(self, device: str) -> History:
         """How a device was in the last 24 hours."""
         return await self._ask("History", DeviceRequest(device), History)
+
+    async def histories(self) -> Histories:
+        """How all devices were."""
+        return await self._ask("Histories", EmptyRequest(), Histories)
 
     async def drain(self, device: str, reason: str, until: float | None) -> Drained:
         """Take a device out of service."""

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.console import views
-from agent.console.device_names import model_of, name_of
+from agent.health import Statement
+from agent.inventory.device_names import model_of, name_of
 from agent.model import Slot, Snapshot
 from agent.runtime.chunked_work import BATCH, in_batches, in_slices
 from backends.base import Device
 
+Signals = Callable[[str], Iterable[Statement]]
+"""What is said of a piece of hardware now."""
+
 _View = TypeVar("_View", views.Device, views.Unclaimed)
+
+
+_NODES: Final = 8  # a directory of nodes is one device
 
 
 class Drawn(Struct, frozen=True):
@@ -35,10 +43,11 @@ def described(view: _View, device: Device) -> _View:
         hardware=tuple(sorted(device.hardware)),
         name=name_of(device.attributes),
         model=model_of(device.attributes),
+        nodes=tuple(node.path.text for node in device.nodes[:_NODES]),
     )
 
 
-async def draw(snapshot: Snapshot, wall: Callable[[float], float]) -> Drawn:
+async def draw(snapshot: Snapshot, wall: Callable[[float], float], signals_of: Signals) -> Drawn:
     """The list's devices, each once for every state that some of its IDs are in."""
     ids: dict[tuple[int, int], list[str]] = {}
     alike: dict[tuple[int, int], Slot] = {}
@@ -51,7 +60,7 @@ async def draw(snapshot: Snapshot, wall: Callable[[float], float]) -> Drawn:
             ids[key].append(slot.id)
     keys = sorted(order, key=order.__getitem__)
     numbers = {device_id: number for number, key in enumerate(keys) for device_id in ids[key]}
-    devices = await in_slices(_device(alike[key], tuple(ids[key]), wall) for key in keys)
+    devices = await in_slices(_device(alike[key], tuple(ids[key]), wall, signals_of) for key in keys)
     return Drawn(snapshot, tuple(devices), numbers)
 
 
@@ -59,9 +68,30 @@ def _order(slot: Slot) -> tuple[str, str]:
     return slot.device.key if slot.device else slot.id, slot.health.state.value
 
 
-def _device(slot: Slot, ids: tuple[str, ...], wall: Callable[[float], float]) -> views.Device:
+def _device(slot: Slot, ids: tuple[str, ...], wall: Callable[[float], float], signals_of: Signals) -> views.Device:
     device, health = slot.device, slot.health
     since = wall(health.since) if health.since else 0.0
     key = device.key if device else slot.id
     view = views.Device(key, ids, health.state.value, health.reason, health.message, since)
-    return described(view, device) if device else view
+    if device is None:
+        return replace(view, ends="its return, or the end of the pod that has it")
+    if health.reason:
+        said = (one for name in sorted(device.hardware | device.depends) for one in signals_of(name))
+        view = replace(view, ends="; and ".join(dict.fromkeys(_end(one, wall) for one in said if one.counts)))
+    return described(view, device)
+
+
+def _end(said: Statement, wall: Callable[[float], float]) -> str:
+    """What ends one thing that is said of hardware."""
+    at = (
+        ""
+        if said.changes is None
+        else datetime.fromtimestamp(wall(said.changes), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    )
+    if said.source == "operator":
+        return f"{views.ENDS['operator']}, or at {at}" if at else views.ENDS["operator"]
+    if said.source == "quarantine":
+        return f"time, at {at} if it stays well, or {views.ENDS['operator']}"
+    if said.waits_for:
+        return " or ".join(views.ENDS[clears] for clears in sorted(it.value for it in said.waits_for))
+    return "the next look that finds it well"

@@ -45,16 +45,19 @@ class Knowledge(Struct, frozen=True):
     """Why a slot's device could not be made ready."""
     selectable: Callable[[], Iterable[tuple[str, Device]]] = tuple
     """Every device that a selector can name, with its backend, also those that no resource selects."""
+    former: Iterable[lookup.Place] = ()
+    """What was offered and is not, as it was called then."""
 
 
-def find(inventory: Inventory, name: str) -> frozenset[str]:
+def find(known: Knowledge, name: str) -> frozenset[str]:
     """The hardware of this name.
 
     Raises:
         NoSuchDeviceError: there is none, with the nearest name; or several, with what tells them apart.
     """
+    inventory = known.inventory
     try:
-        return inventory.find(name)
+        return inventory.find(name, lookup.unselected(known.selectable()), known.former)
     except FairleadError as error:
         why = _of_resource(inventory, name) if name in inventory.names() else error.sentence
         raise NoSuchDeviceError(why) from error
@@ -68,37 +71,21 @@ def _of_resource(inventory: Inventory, name: str) -> str:
     return f"{name} is a resource; name one of its devices: {some(keys, _NAMED)}"
 
 
-def explain(known: Knowledge, name: str) -> views.Explanation:
-    """What is known of the device of this name.
+def explain(known: Knowledge, hardware: frozenset[str], name: str) -> views.Explanation | None:
+    """What is known of the device that has this hardware, which `find` found by this name; None: it is gone.
 
     Where several devices are made of the same hardware, it is about the one that is offered; what became of the others
     is among the decisions.
-
-    Raises:
-        NoSuchDeviceError: as `find`.
     """
-    try:
-        hardware = find(known.inventory, name)
-    except NoSuchDeviceError:
-        if (unselected := _selectable(known, name)) is None:
-            raise
-        return _unselected(known, *unselected)
     if owners := known.inventory.on(hardware):
         main = min(owners, key=lambda it: (not _is_called(it, name), it.placed is None, bool(it.device.unusable)))
         return _device(known, main, [it for it in owners if it is not main])
     if users := known.inventory.on(hardware, minding=True):
         return _shared(known, hardware, users)
-    return _gone(known, hardware)
-
-
-def _selectable(known: Knowledge, name: str) -> tuple[str, Device] | None:
-    """The device of this name that no resource selects, with its backend."""
-    there = tuple(known.selectable())
-    try:
-        hardware = lookup.find(name, (lookup.Place(it.hardware, it.key, device=it) for _, it in there))
-    except FairleadError:
-        return None
-    return next(((kind, it) for kind, it in there if hardware <= it.hardware), None)
+    if known.inventory.is_held(hardware):
+        return _gone(known, hardware)
+    unselected = next(((kind, it) for kind, it in known.selectable() if not hardware.isdisjoint(it.hardware)), None)
+    return None if unselected is None else _unselected(known, *unselected)
 
 
 def _is_called(found: Found, name: str) -> bool:

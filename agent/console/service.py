@@ -52,6 +52,7 @@ class AdminService:
             "Status": (EmptyRequest, lambda _: control.status()),
             "Explain": (DeviceRequest, lambda it: control.explain(it.device)),
             "History": (DeviceRequest, lambda it: control.history(it.device)),
+            "Histories": (EmptyRequest, lambda _: control.histories()),
             "Drain": (DrainRequest, lambda it: control.drain(it.device, it.reason, it.until)),
             "Undrain": (DeviceRequest, lambda it: control.undrain(it.device)),
             "Reload": (EmptyRequest, lambda _: control.reload()),

@@ -13,6 +13,22 @@ import msgspec
 NAMES_NOTHING: Final = "no device gives it a name so far"
 """Of a template that has given no resource."""
 
+ENDS: Final[Mapping[str, str]] = {
+    "rebind": "its driver bound anew",
+    "recovered": "a recovery that the kernel tells of",
+    "our-reset": "a reset by Fairlead",
+    "boot": "a reboot",
+    "operator": "`fairlead undrain`",
+}
+"""What `backends.base.Clears` says, for a person."""
+
+
+_DRAINED: Final = "drained"  # `agent.health.judgement.DRAINED`; a command that shows views need not import health
+
+
+def _condition(state: str, reason: str) -> str:
+    return "Drained" if reason == _DRAINED else state
+
 
 class Holder(msgspec.Struct, frozen=True, gc=False):
     """A container that a pod's device was given to."""
@@ -65,6 +81,15 @@ class Device(msgspec.Struct, frozen=True, gc=False):
     """What its driver calls it: `nvidia3`, `mlx5_0`; empty if there is no such name."""
     model: str = ""
     """In short: `H100`, `ConnectX-7`; empty if it is not known."""
+    ends: str = ""
+    """What ends it where it is not Healthy, in words; empty if that is not known."""
+    nodes: tuple[str, ...] = ()
+    """Paths of its nodes, the first of them."""
+
+    @property
+    def condition(self) -> str:
+        """Its state; `Drained`, as in `Period`, where an operator has taken it out of service, which is no failure."""
+        return _condition(self.state, self.reason)
 
 
 class Resource(msgspec.Struct, frozen=True):
@@ -128,6 +153,9 @@ class Unclaimed(msgspec.Struct, frozen=True):
     name: str = ""
     """As of a `Device`; of one that is gone, what all of these were."""
     model: str = ""
+    nodes: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    """Those that it had while it was offered."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -216,6 +244,11 @@ class Event(msgspec.Struct, frozen=True):
     state: str = ""
     reason: str = ""
     message: str = ""
+
+    @property
+    def condition(self) -> str:
+        """Its state, as of a `Device`."""
+        return _condition(self.state, self.reason)
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -353,6 +386,8 @@ class Histories(msgspec.Struct, frozen=True):
     plain: tuple[Period, ...] = ()
     """Of those that are not among the others: they were healthy and free all the time."""
     others: tuple[History, ...] = ()
+    notes: tuple[Note, ...] = ()
+    """What happened to hardware beside, the oldest first; the others' own are empty."""
 
 
 class Drained(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from agent.claims.ledger import Ledger, names_of
 from agent.daemon.node import Node
 from agent.health.judgement import DRAINED
 from agent.inventory.inventory import Inventory
-from agent.kubelet.registration import Kubelet
+from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.transport.client import listens
 from agent.model import SlotKey
 from agent.runtime.supervision.problems import Trouble

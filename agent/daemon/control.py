@@ -27,7 +27,8 @@ from agent.daemon.shutdown import Shutdown
 from agent.daemon.state_keeper import NotYetError
 from agent.discovery.discoverer import Discoverer
 from agent.hardware.adoption import Adopter
-from agent.inventory import lookup
+from agent.health import Statement
+from agent.inventory.device_names import model_of, name_of
 from agent.inventory.shortfall import WENT, Missing, NotOffered, Shortfall, candidates, each_once
 from agent.inventory.tombstones import GONE, NOT_SEEN, UNMAPPED
 from agent.inventory.unmatched import unmatched
@@ -159,24 +160,22 @@ class AgentControl:
 
     def _views_of(self, told: Iterable[NotOffered]) -> Iterator[views.Unclaimed]:
         missing = {(it.backend, it.device): it for it in self._parts.shortfall.missing}
+        ids = {name: it.ids for it in self._parts.shortfall.former for name in it.hardware}
         for it in told:
             device, kind = it.found.device, it.found.backend
             one = missing.get((kind, device.key)) if it.missing else None  # since when, once it has been looked for
             known = one is not None and one.reason != WENT
-            view = self._missing(one, it.why) if one and known else views.Unclaimed(device.key, kind, it.why)
-            yield described(view, device)
+            view = self._missing(one, it.why, ids) if one and known else views.Unclaimed(device.key, kind, it.why)
+            yield described(view, self._as_known(device))
         gone = (it for it in missing.values() if it.reason == WENT)
-        yield from (described(self._missing(it, self._how_it_went(it)), it.seen) for it in gone)
+        yield from (
+            described(self._missing(it, it.message + self._parts.node.last_word(it.hardware), ids), it.seen)
+            for it in gone
+        )
 
-    def _missing(self, it: Missing, why: str) -> views.Unclaimed:
-        return views.Unclaimed(it.device, it.backend, why, it.resource, it.reason, self._wall(it.since))
-
-    def _how_it_went(self, it: Missing) -> str:
-        """That it is gone, and what the kernel said of it last."""
-        health, now = self._parts.node.health, self._clock()
-        told = [one for hardware in it.hardware for one in health.signals_of(hardware, now) if one.source == "record"]
-        last = max(told, key=lambda one: one.since, default=None)
-        return f"{it.message}; the kernel's last word of it: {last.message.rstrip('.')}" if last else it.message
+    def _missing(self, it: Missing, why: str, ids: Mapping[str, tuple[str, ...]]) -> views.Unclaimed:
+        had = next((ids[name] for name in it.hardware if name in ids), ())
+        return views.Unclaimed(it.device, it.backend, why, it.resource, it.reason, self._wall(it.since), ids=had)
 
     def _problems(self) -> Iterator[views.Problem]:
         for kind, discoverer in self._parts.discoverers.items():
@@ -198,7 +197,7 @@ class AgentControl:
             return ()
         drawn = self._drawn.get(name)
         if drawn is None or drawn.snapshot is not snapshot:
-            drawn = self._drawn[name] = await draw(snapshot, self._wall)
+            drawn = self._drawn[name] = await draw(snapshot, self._wall, self._signals_of)
         held: dict[int, list[views.Held]] = {}
         for device_id, claim in await in_slices(self._held(name)):
             if (number := drawn.numbers.get(device_id)) is not None:
@@ -213,13 +212,24 @@ class AgentControl:
                 devices[number] = view if behind is None else described(view, behind)
         return tuple(devices)
 
+    def _signals_of(self, hardware: str) -> Iterable[Statement]:
+        return self._parts.node.health.signals_of(hardware, self._clock())
+
     def _behind(self, name: str, device_id: str) -> Device | None:
         """The device that a tombstone stands for: as it is, if it is there, else as it was seen last."""
         claim = self._parts.node.inventory.claims(name).get(device_id)
         if claim is None:
             return None
         there = self._parts.node.inventory.on(claim.hardware)
-        return there[0].device if there else self._parts.shortfall.gone(claim.hardware)
+        return self._as_known(there[0].device) if there else self._parts.shortfall.gone(claim.hardware)
+
+    def _as_known(self, device: Device) -> Device:
+        """The device, with what it was called while it was offered, if it tells less now."""
+        if name_of(device.attributes) and model_of(device.attributes):
+            return device
+        former = (it.device for it in self._parts.shortfall.former if not device.hardware.isdisjoint(it.hardware))
+        before = next(filter(None, former), device)
+        return replace(device, attributes={**before.attributes, **device.attributes})
 
     def _held(self, name: str) -> Iterator[tuple[str, views.Held]]:
         """The resource's IDs that pods hold, under these or through another resource."""
@@ -244,12 +254,9 @@ class AgentControl:
 
     def explain(self, device: str) -> views.Explanation:
         """All that is known of a device."""
-        try:
-            explained = explain(self._knowledge(), device)
-        except NoSuchDeviceError:
-            if (gone := self._gone(device)) is None:
-                raise
-            return gone
+        known = self._knowledge()
+        hardware = find(known, device)
+        explained = explain(known, hardware, device) or self._gone(hardware)
         seen = _as_seen(explained, self._unseen(explained.backend))
         seen = replace(seen, notes=notes_of(self._parts.node.history, seen))
         missing = self._parts.shortfall.of(seen.backend, seen.key) if not seen.resource else None
@@ -257,15 +264,16 @@ class AgentControl:
             return seen
         return replace(seen, reason=missing.reason, message=missing.message, since=self._wall(missing.since))
 
-    def _gone(self, name: str) -> views.Explanation | None:
-        """A device of this name that is gone, and that no pod has."""
-        went = [it for it in self._parts.shortfall.missing if it.reason == WENT]
-        try:
-            hardware = lookup.find(name, (lookup.Place(it.hardware, it.device) for it in went))
-        except FairleadError:
-            return None
-        it = next(it for it in went if hardware <= it.hardware)
-        message = self._how_it_went(it)
+    def _gone(self, hardware: frozenset[str]) -> views.Explanation:
+        """A device that had this hardware, is gone, and that no pod has."""
+        shortfall = self._parts.shortfall
+        went = (it for it in shortfall.missing if it.reason == WENT and not hardware.isdisjoint(it.hardware))
+        if (it := next(went, None)) is None:  # an earlier run offered it, and nobody has looked yet
+            place = next(it for it in shortfall.former if not hardware.isdisjoint(it.hardware))
+            kind = self._parts.node.inventory.kind(place.resource) or ""
+            why = views.Decision(place.resource, False, "offered it, and it has not been seen since the start")
+            return views.Explanation(place.key, kind, "", hardware=tuple(sorted(place.hardware)), decisions=(why,))
+        message = it.message + self._parts.node.last_word(it.hardware)
         decision = views.Decision(it.resource, False, f"offered it, and {message}")
         return views.Explanation(
             it.device, it.backend, "", hardware=tuple(sorted(it.hardware)), decisions=(decision,),
@@ -282,7 +290,8 @@ class AgentControl:
             self._wall,
             self._holders,
             parts.adopter.complaints(),
-            lambda: ((kind, device) for kind, it in parts.discoverers.items() for device in it.selectable()),
+            parts.node.selectable,
+            parts.shortfall.former,
         )
 
     def _problems_of(self, kind: str, unit: str) -> Sequence[Problem]:
@@ -293,7 +302,9 @@ class AgentControl:
     def history(self, device: str) -> views.History:
         """How a device was in the last 24 hours, named as to `explain`, or by the key that it had."""
         try:
-            return history_of(self._parts.node.history, self.explain(device))
+            it = self.explain(device)
+            former = (place for place in self._parts.shortfall.former if not place.hardware.isdisjoint(it.hardware))
+            return history_of(self._parts.node.history, it, ((place.resource, place.key) for place in former))
         except NoSuchDeviceError:
             if (gone := history_by_key(self._parts.node.history, device)) is None:
                 raise
@@ -311,7 +322,7 @@ class AgentControl:
 
     async def drain(self, device: str, reason: str, until: float | None) -> views.Drained:
         """Offer it to no new pod, until then or until it is undrained."""
-        hardware = find(self._parts.node.inventory, device)
+        hardware = find(self._knowledge(), device)
         earlier = [
             drain
             for drain in self._parts.node.health.drains_of(hardware)
@@ -338,7 +349,7 @@ class AgentControl:
 
     async def undrain(self, device: str) -> views.Undrained:
         """Back into service: ends its drain, its quarantine, and what waits for an operator."""
-        hardware = find(self._parts.node.inventory, device)
+        hardware = find(self._knowledge(), device)
         try:
             ended = await self._parts.node.undrain(hardware)
             ended += self._parts.node.believe(hardware)

@@ -16,11 +16,13 @@ from agent.daemon.reporting.list_warnings import ListWarnings
 from agent.daemon.reporting.nfd_file import FeatureFile
 from agent.daemon.serving import Serving
 from agent.hardware.adoption import Adopter
+from agent.inventory.shortfall import WENT, departure
 from agent.kubernetes.notices import Subject
 from agent.kubernetes.runner import KubernetesParts
 from agent.model import Slot, Snapshot, Transition
 from agent.runtime.chunked_work import in_slices
 from agent.runtime.counts import Counts
+from backends.base import Device
 
 _TELL_AFTER: Final = 0.002  # seconds from a list to all that follows from it: the kubelet is told first
 
@@ -94,13 +96,17 @@ class Publisher:
         while self._untold:
             before, snapshot = self._untold.popleft()
             slots = before.slots if before else None
-            happened = await tell(slots, snapshot, self._counts)
+            happened = await tell(slots, snapshot, self._counts, self._why_it_left)
             if happened and slots is not None and self._kubernetes.tells_events:
                 first, more = happened.first(LOGGED_AT_MOST), len(happened) - LOGGED_AT_MOST
                 self._kubernetes.changed(
                     snapshot.resource, first, more, dict.fromkeys(await in_slices(self._held(slots, snapshot)))
                 )
             await self._node.history.listed(slots, snapshot)
+
+    def _why_it_left(self, device: Device) -> tuple[str, str]:
+        reason, sentence = departure(self._inventory, device)
+        return reason, sentence + self._node.last_word(device.hardware) if reason == WENT else sentence
 
     def _held(self, before: Mapping[str, Slot], after: Snapshot) -> Iterator[tuple[Subject, Transition]]:
         """What changed of a pod's devices, with the pod."""
@@ -109,6 +115,8 @@ class Publisher:
         held = [it for it in after.changed_since(before) if (resource, it) in holders]
         uids = pod_claims.uids(resource) if held else {}
         for device_id in held:
-            if changed := of_id(resource, device_id, before.get(device_id), after.slots.get(device_id)):
+            if changed := of_id(
+                resource, device_id, before.get(device_id), after.slots.get(device_id), self._why_it_left
+            ):
                 for it in holders[resource, device_id]:
                     yield Subject("Pod", it.pod, uids.get((it.container, device_id), ""), it.namespace), changed

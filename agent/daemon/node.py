@@ -23,10 +23,12 @@ from agent.hardware.resumption import Resumer
 from agent.health import HealthBook
 from agent.history.recorder import Recorder
 from agent.inventory.inventory import Inventory
+from agent.inventory.lookup import unselected
+from agent.inventory.shortfall import Shortfall
 from agent.kubelet.pods.pod_claims import PodClaims
 from agent.model import FORGOTTEN, Health, Held
 from agent.runtime.chunked_work import BATCH, in_batches
-from backends.base import Clears, Record, Signal, Verdict
+from backends.base import Clears, Device, Record, Signal, Verdict
 
 if TYPE_CHECKING:
     from agent.daemon.list_publisher import Publisher
@@ -45,7 +47,10 @@ class Node:
     resumer: Resumer
     pod_claims: PodClaims
     history: Recorder
+    shortfall: Shortfall
     cdi: Cdi
+    selectable: Callable[[], Iterable[tuple[str, Device]]]
+    """Every device that a selector can name, with its backend, also those that no resource selects."""
     tasks: TaskGroup
     """Of the running agent; all these are there before anything changes."""
 
@@ -71,6 +76,14 @@ class Node:
         self.publisher.publish(self._clock(), since)
         if self.health.judgements != self._judgements:
             asyncio.get_running_loop().call_soon(self._changed.set)  # a turn later: the streams send first
+
+    def find(self, name: str) -> frozenset[str]:
+        """The hardware of this name, which what is there has, or had while it was offered; every face resolves names here.
+
+        Raises:
+            FairleadError: nothing is called that, or several devices are.
+        """
+        return self.inventory.find(name, unselected(self.selectable()), self.shortfall.former)
 
     # --- the kernel and the backends ---
 
@@ -105,6 +118,13 @@ class Node:
                 self.history.notes.take(signal, record.time)
         self.inventory.set_health(self.health.recorded(signals, record, self._clock()))
         self._commit()
+
+    def last_word(self, hardware: Iterable[str]) -> str:
+        """What the kernel said last of hardware that has gone, as the end of a sentence; empty if nothing."""
+        now = self._clock()
+        told = [one for name in hardware for one in self.health.signals_of(name, now) if one.source == "record"]
+        last = max(told, key=lambda one: one.since, default=None)
+        return f"; the kernel's last word of it: {last.message.rstrip('.')}" if last else ""
 
     def to_holder(self, hardware: str, *, reset: bool) -> Health:
         """The health of this hardware for the pod that has it, now or after a reset of ours."""

@@ -13,20 +13,21 @@ from typing import Final
 
 import anyio
 import structlog
-from anyio.abc import TaskGroup, TaskStatus
+from anyio.abc import TaskGroup
 
 from agent import __version__
 from agent.daemon.handover import Giver
 from agent.daemon.sole_agent import SoleAgent
 from agent.discovery.sources.base import Beat
 from agent.discovery.sources.paths import POLL, Change, DirectoryWatch
-from agent.kubelet.handover import Predecessor, Relay, Standbys
+from agent.kubelet.handover import Predecessor, Relay, Standby, Standbys
+from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.lock import Lock, exclusive, identity, remove_leftovers
 from agent.kubelet.lost_resources import LostResources
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.plugin_factory import PluginFactory
 from agent.kubelet.pods import checkpoint
-from agent.kubelet.registration import Kubelet, Registrar
+from agent.kubelet.registration import Registrar
 from agent.model import Snapshot
 from agent.runtime import limits
 from agent.runtime.counts import Counts
@@ -43,7 +44,7 @@ log = structlog.get_logger()
 
 
 class _ReplacedError(Exception):
-    """The plugin directory was removed, and perhaps made again."""
+    """Our lock counts no more: the plugin directory was removed, and perhaps made again, or another agent took its lock back."""
 
 
 class Serving:
@@ -99,12 +100,17 @@ class Serving:
             "kubelet-disk-has-room", level="error", directory=str(plugin_dir), then="make room there",
         )  # fmt: skip
         self._leaving: set[str] = set()
-        self._awaited = self._owner = ""
+        self._awaited = ""
+        self._owner = ""  # which agent served before us, until we know what it knew
         self.standbys = Standbys()
         self.predecessor = Predecessor(self._ours, lambda: f"{os.getpid()} {__version__}")
-        self._is_giving, self._giving, self._starts_over = False, asyncio.Lock(), asyncio.Event()
-        self._scope, self._acting = anyio.CancelScope(), anyio.CancelScope()
-        self._acts, self._reported = asyncio.Lock(), asyncio.Event()
+        self.shares_http = False
+        """Is HTTP to be served at a port, which the agent before us may have?"""
+        self._is_giving, self._giving = False, asyncio.Lock()
+        self._lost: tuple[Giver, Standby] | None = None
+        self._acting, self._acts, self._may_act = anyio.CancelScope(), asyncio.Lock(), asyncio.Event()
+        self._back = asyncio.Event()
+        self._reported = asyncio.Event()
 
     # --- what is served ---
 
@@ -171,42 +177,46 @@ class Serving:
                 await anyio.sleep(POLL)
 
     async def run(self) -> None:
-        """Serve every resource, as the only agent; start over where the plugin directory was replaced."""
+        """Serve every resource, as the only agent; start over where the lock does not count any more."""
         while True:
+            directory = None
             self._directory_news.clear()
             try:
+                directory = identity(self._make_directory())
                 await self._run()
             except* OSError as errors:
                 await self._wait_until_usable(errors)
             except* _ReplacedError:
-                log.warning(
-                    "plugin-directory-replaced",
-                    directory=str(self._ours),
-                    then="starting over, as the only agent there",
-                )
+                if identity(self._ours) == directory:
+                    log.warning("taken-back", file=str(self._ours / "lock"), then="standing by")
+                else:
+                    log.warning(
+                        "plugin-directory-replaced",
+                        directory=str(self._ours),
+                        then="starting over, as the only agent there",
+                    )
 
     async def _run(self) -> None:
-        ours = self._make_directory()
-        async with self._alone(ours / "lock") as lock:
-            file = identity(ours / "lock")
-            await self.predecessor.decided()
-            remove_leftovers(ours)
-            if lock.waited or self._is_giving:
+        async with self._alone(self._ours / "lock") as lock:
+            await self.predecessor.decided(with_listeners=self.shares_http and not self.standbys.listeners)
+            self._check(lock)
+            remove_leftovers(self._ours)
+            if self._owner or self._is_giving:
                 await self._sole_agent.catch_up()
-            is_back = self._is_giving
+                self._check(lock)
+                self._owner = ""
             self.kubelet.look()
             if not self.kubelet.generation:
                 log.info("waiting-for-kubelet", socket=str(self.kubelet.socket))
             self._report()
             try:
-                async with self.standbys.listening(ours), anyio.create_task_group() as tasks:
+                async with self.standbys.listening(self._ours), anyio.create_task_group() as tasks:
                     self._unusable.healed()
-                    self._scope, self._lock = tasks.cancel_scope, lock
-                    self._is_giving = False
-                    self._starts_over.set()
-                    self._starts_over = asyncio.Event()
-                    await tasks.start(self._act)
-                    tasks.start_soon(self._mind_lock, ours / "lock", file)
+                    self._lock, self._is_giving, self._lost = lock, False, None
+                    self._may_act.set()
+                    self._back.set()
+                    tasks.start_soon(self._act)
+                    tasks.start_soon(self._mind_lock, lock)
                     if self.predecessor.gives:
                         tasks.start_soon(self._tell_when_all_are_registered)
                         tasks.start_soon(self._clean_up_after_predecessor)
@@ -214,9 +224,6 @@ class Serving:
                         self._names_changed.clear()
                         if not self._is_giving:  # else the standby decides
                             self._follow_names(tasks)
-                        if is_back:  # the kubelet was told of them by the standby that was lost, or by us
-                            for plugin in self.plugins.values():
-                                plugin.assume_told()
                         await self._names_changed.wait()
             finally:
                 self.registrars.clear()
@@ -226,17 +233,45 @@ class Serving:
 
     # --- from one agent to the next ---
 
-    async def _act(self, *, task_status: TaskStatus[None]) -> None:
-        """Run what only one agent of a node may do, until the node is handed over."""
-        async with self._acts:
-            with anyio.CancelScope() as self._acting:
-                task_status.started()
-                await self._keep_running("claims", self._sole_agent.run)
+    async def _act(self) -> None:
+        """Run what only one agent of a node may do, whenever this one is it."""
+        while True:
+            while not self._may_act.is_set():
+                await self._may_act.wait()
+            async with self._acts:
+                with anyio.CancelScope() as self._acting:
+                    await self._keep_running("claims", self._run_alone)
+
+    async def _run_alone(self) -> None:
+        if self._lost is not None:
+            await self._act_again(*self._lost)
+        await self._sole_agent.run()
+
+    async def _act_again(self, giver: Giver, lost: Standby) -> None:
+        """Be the one agent of the node again, once the disk lets us."""
+        while True:
+            self._directory_news.clear()
+            try:
+                self._lock.take_back()
+                await self.standbys.listen(self._ours)
+                break
+            except OSError as error:
+                await self._wait_until_usable(error)
+        self._unusable.healed()
+        self._awaited = ""
+        self.standbys.dismiss(lost)  # it looks at its lock then
+        await self._sole_agent.catch_up()
+        giver.go_on()
+        self._lost, self._is_giving = None, False
+        self._names_changed.set()
+        self._back.set()
 
     async def _stop_acting(self) -> None:
+        self._is_giving = True
+        self._may_act.clear()
         self._acting.cancel()
         async with self._acts:
-            self._lock.release()
+            pass
 
     async def hand_over(self, pid: int | None = None) -> bool:
         """Hand the node to the first standby that is ready, or to that process; False if it was lost: we serve on."""
@@ -245,13 +280,15 @@ class Serving:
                 return True
             if (standby := self.standbys.ready(pid)) is None:
                 return False
-            self._is_giving = True
-            relay = Relay(self._plugin_dir)
-            if await Giver(self.registrars, self.plugins, relay, self._stop_acting).give(standby):
+            giver = Giver(self.registrars, self.plugins, Relay(self._plugin_dir), self._lock, self._stop_acting)
+            if await giver.give(standby):
                 return True
-            started_over = self._starts_over
-            self._scope.cancel()  # `run` starts over
-            await started_over.wait()
+            giver.take_back()
+            await self._stop_acting()  # it may have begun to take over before we stopped
+            self._lost = giver, standby
+            self._back.clear()
+            self._may_act.set()
+            await self._back.wait()
             return False
 
     async def _tell_when_all_are_registered(self) -> None:
@@ -269,7 +306,11 @@ class Serving:
 
     # --- the directory ---
 
-    async def _mind_lock(self, lock: Path, ours: tuple[int, int] | None) -> None:
+    def _check(self, lock: Lock) -> None:
+        if not lock.is_in_place:
+            raise _ReplacedError
+
+    async def _mind_lock(self, lock: Lock) -> None:
         """Watch that the lock file is the one that we hold: in a directory that was made again, another agent may hold another.
 
         Without a socket of the kubelet nothing is given up: pods get devices by the open streams alone.
@@ -277,7 +318,7 @@ class Serving:
         Raises:
             _ReplacedError: it is another file, or gone.
         """
-        while identity(lock) == ours or not self.kubelet.socket.exists():
+        while lock.is_in_place or not self.kubelet.socket.exists():
             self._directory_news.clear()
             with anyio.move_on_after(POLL):
                 await self._directory_news.wait()
@@ -294,6 +335,7 @@ class Serving:
             self.wait_for(f"{lock}, which process {pid} has: another Fairlead runs")
             self.predecessor.ready()
 
+        self.predecessor.stand_by()
         self.wait_for(str(lock))
         async with exclusive(lock, wait, self.predecessor.wait) as ours:
             self._awaited = ""
@@ -359,7 +401,7 @@ class Serving:
     def _serve(self, name: str, tasks: TaskGroup) -> None:
         plugin = self.plugins[name] = self._factory.plugin(name)
         registrar = Registrar(plugin, self.kubelet, self._plugin_dir, self._counts, self.predecessor)
-        registrar.on_change = self._report
+        registrar.on_change = partial(self._registration_changed, registrar)
         self.registrars[name], self._scopes[name] = registrar, anyio.CancelScope()
         if (snapshot := self._lists.get(name)) is not None:
             plugin.publish(snapshot)
@@ -376,6 +418,11 @@ class Serving:
         """Note what the start waits for, and tell systemd; empty: nothing."""
         self._awaited = what
         self._notifier.status(self.waiting_for)
+
+    def _registration_changed(self, registrar: Registrar) -> None:
+        if not registrar.registered:
+            self._sole_agent.node.pod_claims.stream_ended()
+        self._report()
 
     def _report(self) -> None:
         """Tell systemd, where it asks, how many resources are registered."""

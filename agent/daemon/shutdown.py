@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Final
 
 import anyio
@@ -23,7 +23,7 @@ from agent.daemon.serving import Serving
 from agent.runtime.supervision.notify import Notifier
 from backends.errors import reason_of
 
-LEAVE: Final = 20.0
+LEAVE: Final = 24.0
 """Seconds that an agent which was told to end waits for a standby that is there to take over; less than what ends it."""
 
 _READY_WITHIN: Final = 30.0
@@ -41,6 +41,8 @@ class Shutdown:
     def __init__(self, node: Node, serving: Serving, notifier: Notifier) -> None:
         self._node, self._serving, self._notifier = node, serving, notifier
         self._scope, self._is_leaving = anyio.CancelScope(), False
+        self._parent = os.getppid()  # as we started: a successor's ends, and process 1 is its parent then
+        self._replacing: asyncio.Future[HandedOver] | None = None
 
     @contextmanager
     def waited_for(self) -> Iterator[None]:
@@ -77,12 +79,14 @@ class Shutdown:
         Raises:
             RefusedError: it cannot be, and this agent serves on; the sentence says why.
         """
-        return await asyncio.shield(asyncio.ensure_future(self._replace()))  # who asked may be gone by then
+        if self._replacing is None or self._replacing.done():  # else another command has asked for it
+            self._replacing = asyncio.ensure_future(self._replace())
+        return await asyncio.shield(self._replacing)  # who asked may be gone by then
 
     async def _replace(self) -> HandedOver:
         serving, notifier = self._serving, self._notifier
         # a child of process 1 is a container's main process, too, unless systemd is that
-        if os.getpid() == 1 or (os.getppid() == 1 and notifier.address is None):
+        if os.getpid() == 1 or (self._parent == 1 and notifier.address is None):
             raise RefusedError(
                 "this Fairlead is its container's main process, which ends with it: update the DaemonSet, whose new pod takes "
                 "over, or delete this pod"
@@ -95,14 +99,14 @@ class Shutdown:
             raise RefusedError(
                 f"{sys.executable} cannot be started: {reason_of(error)}; this Fairlead serves on"
             ) from error
+        ended = _end_of(pid)
         try:
-            who = await _ready(serving, pid)
+            who = await _ready(serving, pid, ended)
             if not await serving.hand_over(pid):
-                raise RefusedError(f"process {pid} ended before it had taken over; {_log_of(pid)}")
+                raise RefusedError(f"process {pid} ended or hung before it had taken over; {_log_of(pid)}")
         except BaseException:
-            with suppress(ChildProcessError):  # it has ended, as was seen
-                if os.waitpid(pid, os.WNOHANG) == (0, 0):  # noqa: ASYNC222
-                    os.kill(pid, signal.SIGTERM)
+            if not ended.done():
+                os.kill(pid, signal.SIGKILL)  # it hangs, perhaps so that it would never see another signal
             raise
         notifier.main_process(pid)
         asyncio.get_running_loop().call_later(_REPLY, self._scope.cancel)
@@ -115,15 +119,27 @@ def _spawn() -> int:
     return os.posix_spawn(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
-async def _ready(serving: Serving, pid: int) -> str:
+def _end_of(pid: int) -> asyncio.Future[int]:
+    """The exit code of a child, once it has one; it leaves no zombie, whoever waits for it."""
+    loop, process = asyncio.get_running_loop(), os.pidfd_open(pid)
+    code: asyncio.Future[int] = loop.create_future()
+
+    def reap() -> None:
+        loop.remove_reader(process)
+        os.close(process)
+        code.set_result(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    loop.add_reader(process, reap)
+    return code
+
+
+async def _ready(serving: Serving, pid: int, ended: asyncio.Future[int]) -> str:
     """Wait until the new process stands by; returns its process ID and version."""
     try:
         with anyio.fail_after(_READY_WITHIN):
             while (standby := serving.standbys.ready(pid)) is None:
-                ended, status = os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222  # which does not wait
-                if ended:
-                    code = os.waitstatus_to_exitcode(status)
-                    raise RefusedError(f"the new process ended with exit code {code}; {_log_of(pid)}")
+                if ended.done():
+                    raise RefusedError(f"the new process ended with exit code {ended.result()}; {_log_of(pid)}")
                 await asyncio.sleep(_STEP)
     except TimeoutError:
         raise RefusedError(f"process {pid} was not ready within {_READY_WITHIN:g} s; {_log_of(pid)}") from None

@@ -46,6 +46,9 @@ _RETRY: Final = 30.0  # seconds before what could not be written is tried again,
 _LOST: Final = "asking the kubelet who holds what; drains, and what the kernel said of devices, are forgotten"
 _SAVED: Final = "asking the kubelet who holds what; drains, and what the kernel said of devices, are those of"
 
+_ENCODE: Final = msgspec.json.Encoder(enc_hook=float).encode
+"""A backend may give times as `Seconds`, which msgspec does not take for the number that it is."""
+
 log = structlog.get_logger()
 
 
@@ -287,7 +290,7 @@ class _FormatError(Exception):
 
 
 def _line(kept: Kept) -> bytes:
-    return msgspec.json.encode(_Line(**structs.asdict(kept), version=_FORMAT)) + b"\n"
+    return _ENCODE(_Line(**structs.asdict(kept), version=_FORMAT)) + b"\n"
 
 
 def _difference(before: Kept, after: Kept) -> bytes:
@@ -305,7 +308,7 @@ def _difference(before: Kept, after: Kept) -> bytes:
             continue
         less, more = _ended_and_begun(old, new)
         if less or more:
-            lines += msgspec.json.encode(_Line(version=_FORMAT, less={name: less}, more={name: more})) + b"\n"
+            lines += _ENCODE(_Line(version=_FORMAT, less={name: less}, more={name: more})) + b"\n"
     return lines
 
 

@@ -23,6 +23,7 @@ from agent.cdi.on_demand import Cdi
 from agent.claims.ledger import Ledger
 from agent.config import Config
 from agent.console.node_name import node_name
+from agent.console.probe_service import serve as answer_probes
 from agent.console.service import serve
 from agent.daemon.boot import HELD_BACK, list_when_found, wait_for_held
 from agent.daemon.configuration_swap import ConfigurationSwap
@@ -124,7 +125,8 @@ class Agent:
         adopter = Adopter(backends, inventory, reconciler, self._discovery)
 
         # what outlives this process
-        self._shortfall = Shortfall(inventory, clock, wall)
+        self._shortfall = node.shortfall = Shortfall(inventory, clock, wall)
+        node.selectable = lambda: ((kind, it) for kind, of in self.discoverers.items() for it in of.selectable())
         lists = inventory, self._list_of, self._pod_claims.pods, self._shortfall
         node.history = Recorder(*lists, uids=self._pod_claims.uids_of, proc=config.host.proc, clock=clock, wall=wall)
         kept = ledger, node.releaser, inventory, health, self._shortfall, node.history
@@ -132,7 +134,8 @@ class Agent:
 
         # what the kubelet is told
         node.cdi = Cdi(config.host, settings.state_dir, inventory, backends, problems)
-        admission = Admission(partial(checkpoint.version, settings.plugin_dir), clock)
+        record = partial(checkpoint.version, settings.plugin_dir)
+        admission = Admission(record, clock)
         giving = inventory, backends, self._jobs, node.allocated
         lost_resources = LostResources(settings.pod_resources, settings.plugin_dir)
         allocator = Allocator(*giving, cdi=node.cdi, admission=admission, holder=self._pod_claims.holder)
@@ -144,6 +147,7 @@ class Agent:
             self._pod_claims,
             lost_resources,
             counts,
+            record,
         )
         kubernetes = KubernetesParts(
             config.kubernetes, node_name(), node, self._shortfall, problems, clock=clock, wall=wall
@@ -201,7 +205,10 @@ class Agent:
             tasks.start_soon(self._serving.predecessor.run)
             admin = partial(serve, self.control, self.config.agent.admin_socket, self.problems)
             tasks.start_soon(self._keep, "admin socket", admin)
+            probes = partial(answer_probes, self.control, self.watchdog, self.config.agent.admin_socket)
+            tasks.start_soon(self._keep, "probes", probes)
             if self.config.http.is_on:
+                self._serving.shares_http = not self.config.http.listen.startswith("unix:")
                 tasks.start_soon(self._keep, "HTTP", self._serve_http)
             await self._settle()
             log.info("ready", resources=self.inventory.names())
@@ -215,13 +222,14 @@ class Agent:
     async def _serve_http(self) -> None:
         serving = await to_thread.run_sync(_load_http)
         faces = self.control, self.watchdog, self.counts, self.config.http.listen, self.config.http.hosts, self.problems
+        listeners, predecessor = self._serving.standbys.listeners, self._serving.predecessor
         try:
-            await serving.serve(*faces)
+            await serving.serve(*faces, listeners, predecessor.listeners())
         except OSError as error:
-            if error.errno != errno.EADDRINUSE or not await self._serving.predecessor.lasts():
+            if error.errno != errno.EADDRINUSE or not await predecessor.lasts():
                 raise
-            await self._serving.predecessor.gone()  # who listens there
-            await serving.serve(*faces)
+            await predecessor.gone()  # who listens there
+            await serving.serve(*faces, listeners, predecessor.listeners())
 
     async def _settle(self) -> None:
         """Wait for what is to be known before the first list, as long as it is worth."""

@@ -8,11 +8,9 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from agent.config.toml_text import Value as Value  # noqa: PLC0414  # what drafts are made of
 from agent.importing.places import Places
 from agent.runtime.errors import ExitCode, FairleadError
-
-Value = str | int | bool | Sequence["Value"] | Mapping[str, "Value"]
-"""What our TOML can say."""
 
 
 class ImportRefusedError(FairleadError):

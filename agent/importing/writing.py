@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from agent.importing import toml_text
+from agent.config import toml_text
 from agent.importing.model import Draft, Imported, Part, Sketch
 from agent.importing.places import Places
 from agent.importing.refusals import table, without_refused

@@ -18,7 +18,7 @@ from typing import Any, Final
 from agent.inventory.competition import assign
 from agent.inventory.facts import Facts
 from agent.inventory.found_devices import Found, Indexes
-from agent.inventory.lookup import find, places_of
+from agent.inventory.lookup import Place, find, places_of
 from agent.inventory.selection import Selection
 from agent.inventory.slot_writer import SlotWriter
 from agent.inventory.slots import Listing
@@ -296,14 +296,16 @@ class Inventory:
         holding = next((claim.backend for claim in claims), None)
         return self.selection.kind(name) or holding or self.selection.kind_to_be(name)
 
-    def find(self, name: str) -> frozenset[str]:
+    def find(self, name: str, *others: Iterable[Place]) -> frozenset[str]:
         """The hardware that a person calls so: a device's key, an ID, the hardware's own name.
+
+        `others` are looked at where nothing that is there has the name.
 
         Raises:
             FairleadError: nothing is called that, or several devices are.
         """
         tombstones = (it for it in self._held.by_slot.values() if it.id not in self._lists[it.resource].owners)
-        return find(name, places_of(self._all(), tombstones))
+        return find(name, places_of(self._all(), tombstones), *others)
 
     def unclaimed(self) -> list[Found]:
         """The devices that no resource has; `why` has the reasons."""

@@ -1,12 +1,16 @@
-"""Finds the hardware that a person means: by a device's key, ID, node or attribute, or by the hardware's own name."""
+"""Finds the hardware that a person means, for every face: by any name that a device has, or had.
+
+Its key, ID, node or attribute, the hardware's own name, what it was called while it was offered, the beginning of its ID.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
+from agent.inventory.device_names import name_of
 from agent.inventory.found_devices import Found
 from agent.model import Held
 from agent.runtime.errors import FairleadError, unknown
@@ -18,6 +22,10 @@ _PCI: Final = re.compile(
 """`3b:00.0` (lspci), `00000000:3b:00.0` (nvidia-smi, in capitals), `pci:0000:3b:00` (an XID, in capitals)."""
 _NUMBER: Final = re.compile(r"(0x)?[0-9a-f]+", re.IGNORECASE)
 _NAMED: Final = 8  # devices in one sentence
+_BEGINNING: Final = (
+    4  # characters of an ID that may stand for it; of one that is all digits, as many as a UUID's first group
+)
+_DIGITS: Final = 8
 
 
 class Place(NamedTuple):
@@ -32,7 +40,7 @@ class Place(NamedTuple):
     ids: tuple[str, ...] = ()
     depends: frozenset[str] = frozenset()
     device: Device | None = None
-    """None where it is gone."""
+    """As it is, or was seen last; None where nothing is known of it."""
 
 
 class AmbiguousError(FairleadError):
@@ -50,7 +58,12 @@ def places_of(devices: Iterable[Found], tombstones: Iterable[Held]) -> Iterator[
             yield Place(claim.hardware, "", claim.resource, (claim.id,))
 
 
-def find(name: str, places: Iterable[Place]) -> frozenset[str]:
+def unselected(selectable: Iterable[tuple[str, Device]]) -> Iterator[Place]:
+    """Where devices of backends are that no resource need have."""
+    return (Place(it.hardware, it.key, device=it, depends=it.depends) for _, it in selectable)
+
+
+def find(name: str, *groups: Iterable[Place]) -> frozenset[str]:
     """The hardware that this name stands for.
 
     Args:
@@ -58,15 +71,28 @@ def find(name: str, places: Iterable[Place]) -> frozenset[str]:
             piece of hardware alone. `0000:3b:00.0`: that PCI function, and what else its device owns if it is named so;
             also as lspci, nvidia-smi and the kernel's log write it. Where nothing has such a name: `/dev/nvidia0`,
             `nvidia0` or `mlx5_0`, the device that has this node, or any such attribute (`hca`, `ifname`, `serial`);
-            `serial=1650522003820`, the device with that very attribute, also where it is a number.
-        places: where to look.
+            `serial=1650522003820`, the device with that very attribute, also where it is a number. What nothing has whole
+            may be the beginning of one ID or key, as a face that cuts them shows it.
+        groups: where to look; what one group knows goes before what the next one does.
 
     Raises:
         FairleadError: nothing is called that; with the nearest name.
         AmbiguousError: several devices are, with what tells them apart; or it is a part of one.
     """
+    every = [tuple(places) for places in groups]
+    for places in every:
+        if found := _exactly(name, places):
+            return found
+    return _by_its_beginning(name, tuple(chain.from_iterable(every)))
+
+
+def _exactly(name: str, places: Sequence[Place]) -> frozenset[str]:
+    """The hardware of this very name; none if there is none.
+
+    Raises:
+        AmbiguousError: as `find`.
+    """
     found, alone = list[Place](), set[str]()
-    places = tuple(places)
     for place in places:
         if name in place.hardware or name in place.depends:
             return frozenset({name})
@@ -81,17 +107,48 @@ def find(name: str, places: Iterable[Place]) -> frozenset[str]:
     if not found:
         known, others = _names(places)
         if (address := _written_out(name)) in known | others:
-            return find(address, places)
+            return _exactly(address, places)
         is_number = _NUMBER.fullmatch(name) is not None
         found = [it for it in places if it.device is not None and _is_called(name, it.device, is_number=is_number)]
-        if not found:
-            raise FairleadError(unknown("device", name, known, others - known))
     meant = {place.hardware for place in found}
     if len(meant) > 1:
         described = sorted(map(_describe, found))
         more = f" or {len(described) - _NAMED} more" if len(described) > _NAMED else ""
         raise AmbiguousError(f"{name!r} may be {' or '.join(described[:_NAMED])}{more}; name the one you mean")
-    return meant.pop()
+    return meant.pop() if meant else frozenset()
+
+
+def _by_its_beginning(name: str, places: Sequence[Place]) -> frozenset[str]:
+    """The hardware of the one device with a key or ID that begins so.
+
+    Raises:
+        FairleadError: there is none, with the nearest name.
+        AmbiguousError: several begin so.
+    """
+    begins = name.rstrip("\u2026.").lower()  # as the page and a terminal cut it
+    least = _DIGITS if _NUMBER.fullmatch(begins) else _BEGINNING
+    found = {
+        whole: place.hardware
+        for place in places
+        for whole in (place.key, *place.ids)
+        if whole.lower().startswith(begins) or whole.partition("-")[2].lower().startswith(begins)
+    }
+    if len(begins) < least or not found:
+        known, others = _names(places)
+        called = {path for it in places if it.device is not None for path in _paths_and_names(it.device)}
+        elsewhere = "`fairlead devices` lists what there is"
+        raise FairleadError(unknown("device", name, known, (others | called) - known, elsewhere))
+    if len({*found.values()}) > 1:
+        some = " and ".join(sorted(found)[:2])
+        raise AmbiguousError(f"{name!r} begins {len(found)} names, such as {some}; write more of the one you mean")
+    return next(iter(found.values()))
+
+
+def _paths_and_names(device: Device) -> Iterator[str]:
+    if name := name_of(device.attributes):
+        yield name
+    for node in device.nodes:
+        yield from (node.path.text, node.path.name)
 
 
 def _names(places: Iterable[Place]) -> tuple[set[str], set[str]]:
@@ -116,7 +173,7 @@ def _is_called(name: str, device: Device, *, is_number: bool) -> bool:
             break
     else:
         attribute, equals, value = name.partition("=")
-        values = () if is_number else chain.from_iterable(device.attributes.values())
+        values = () if is_number else (name_of(device.attributes), *chain.from_iterable(device.attributes.values()))
         if name not in values and not (equals and value in device.attributes.get(attribute, ())):
             return False
     if device.parts:

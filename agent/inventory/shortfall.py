@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 from functools import reduce
+from itertools import islice
 from typing import Any, Final
 
 from msgspec import Struct
@@ -19,8 +20,9 @@ from msgspec.structs import replace
 from agent.inventory.competition import piece
 from agent.inventory.found_devices import Found
 from agent.inventory.inventory import Inventory
+from agent.inventory.lookup import Place
 from agent.runtime.chunked_work import in_batches
-from backends.base import Device, Resource
+from backends.base import Device, HostPath, Node, Resource
 
 UNUSABLE: Final = "unusable"
 """It is there, and cannot be used."""
@@ -36,8 +38,13 @@ WENT: Final = "gone"
 
 REASONS: Final = (UNUSABLE, FULL, TAKEN, WENT)
 
+_IS_GONE: Final = "it is not there any more"
+
 _KNOWN_BY: Final = ("model", "vendor", "device", "profile", "minor", "gi", "ci", "hca", "ifname", "name")
-"""Attributes of which people's names for devices are made (`agent.console.device_names`)."""
+"""Attributes of which people's names for devices are made (`agent.inventory.device_names`)."""
+
+_MOST_NAMES: Final = 8
+"""IDs, and paths of nodes, of one device that are kept: one with a thousand tokens is asked for by its key."""
 
 _REMEMBERED: Final = 86400.0
 """Seconds for which what is gone is missing: after that it counts as pulled out for good."""
@@ -87,6 +94,10 @@ class Offered(Struct, frozen=True, gc=False):
     """Those by which people know it."""
     went: float = 0.0
     """Seconds since the epoch; 0 while it is there."""
+    ids: tuple[str, ...] = ()
+    """The first of them."""
+    nodes: tuple[str, ...] = ()
+    """Paths of its nodes, the first of them."""
 
     def as_device(self) -> Device:
         """As it was seen last, as far as it is kept."""
@@ -98,6 +109,7 @@ class Offered(Struct, frozen=True, gc=False):
             numa_node=self.numa_node,
             ancestry=self.ancestry,
             attributes=self.attributes,
+            nodes=tuple(Node(HostPath(path), path, "rw") for path in self.nodes),
         )
 
 
@@ -110,6 +122,17 @@ class NotOffered(Struct, frozen=True, gc=False):
     """One sentence for a person."""
     missing: Missing | None
     """None if no resource misses it: none selects it, or it is so by design."""
+
+
+def departure(inventory: Inventory, device: Device) -> tuple[str, str]:
+    """Why a device has left a list, in a word and a sentence."""
+    there = inventory.on(piece(device))
+    for found in there:
+        if found.device.unusable:
+            return UNUSABLE, found.device.unusable
+        if found.placed is not None:
+            return "elsewhere", f"{found.placed.resource} has it now"
+    return ("unselected", there[0].why) if there else (WENT, _IS_GONE)
 
 
 def not_offered(inventory: Inventory) -> list[NotOffered]:
@@ -206,6 +229,8 @@ class Shortfall:
         self._moved: set[str] = set()  # backends whose hardware may have other addresses since `restore`
         self._earlier: Set[tuple[str, str]] = frozenset()  # what was restored
         self._restored: set[tuple[str, str]] = set()  # of the offered, what has not been there in this run
+        self.former: Sequence[Place] = ()
+        """What was offered and is not, as it was called then: gone, or there and of no use."""
         self.revision = 0
         """Raised whenever a look changes `offered`."""
 
@@ -261,6 +286,7 @@ class Shortfall:
         offered: dict[tuple[str, str], Offered] = {}
         seen: dict[tuple[str, str], Device] = {}
         behind: dict[str, Device] = {}
+        former: list[Place] = []
         async for placed in in_batches(inventory.placed()):
             for found in placed:
                 if found.placed is not None:
@@ -271,6 +297,7 @@ class Shortfall:
             for it in lost:
                 place = it.resource, it.device
                 offered[place], seen[place] = it, self._seen.get(place) or it.as_device()
+                former.append(Place(it.hardware, it.device, it.resource, it.ids, it.depends, seen[place]))
                 if it.went and not self._is_open(it, looked) and (it.backend, it.device) not in missing:
                     behind |= dict.fromkeys(it.hardware, seen[place])
                     if not inventory.is_held(it.hardware):  # else it is listed as Unhealthy
@@ -279,7 +306,7 @@ class Shortfall:
         if list(map(id, offered.values())) != list(map(id, self._offered.values())):
             self.revision += 1
         before, self._missing, self._offered = self._missing, missing, offered
-        self._seen, self._behind = seen, behind
+        self._seen, self._behind, self.former = seen, behind, former
         begun = [it for at, it in missing.items() if it is not before.get(at) and not self._has_been_told(it)]
         ended: list[Missing] = []
         async for over in in_batches([it for at, it in before.items() if at not in missing]):
@@ -323,14 +350,16 @@ class Shortfall:
         told = ((name, device.attributes[name]) for name in _KNOWN_BY if name in device.attributes)
         names = {name: values for name, values in told if all(map(str.isprintable, values))}  # else none can be written
         where = device.numa_node, device.ancestry
-        fresh = Offered(*place, found.backend, device.hardware, device.depends, *where, names)
+        ids, paths = found.placed.ids if found.placed else (), (node.path.text for node in device.nodes)
+        called = (tuple(islice(filter(str.isprintable, it), _MOST_NAMES)) for it in (ids, paths))
+        fresh = Offered(*place, found.backend, device.hardware, device.depends, *where, names, 0.0, *called)
         return known if known is not None and known == fresh else fresh
 
     def _gone(self, it: Offered, seen: Device, now: float) -> Missing:
         before = self._missing.get((it.backend, it.device))
         if before is not None and (before.reason, before.resource) == (WENT, it.resource):
             return before
-        return Missing(it.resource, it.backend, WENT, "it is not there any more", seen, now - self._wall() + it.went)
+        return Missing(it.resource, it.backend, WENT, _IS_GONE, seen, now - self._wall() + it.went)
 
     def _has_been_told(self, it: Missing) -> bool:
         """Has the log told that it went? Only if it left a list of this run, not one of an earlier run."""

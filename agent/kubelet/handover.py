@@ -3,18 +3,26 @@
 In the order of `agent.kubelet.registration`, so that the kubelet has an endpoint, and devices to give, at every moment. Lines
 of words, each side's own; an end of the connection says that the other side is gone:
 
-    standby   ready PID VERSION 2    it has looked at the hardware; before that it only connects
-    serving   take 2                 it writes no state and sends no list any more, and lets the lock go
+    standby   ready PID VERSION 3    it has looked at the hardware; before that it only connects
+    serving   take 3                 the lock is free; until it hears the next word it serves as ever
     standby   taking                 it has the lock
-    standby   end RESOURCE PATH      it has registered, with its socket at that path (relative to the plugin directory)
+    serving   given                  it writes no state and sends no list any more
+    standby   end RESOURCE PATH      the kubelet has its list, with its socket at that path (relative to the plugin directory)
     serving   ended RESOURCE HOW     our stream has ended; what the kubelet asks of us, the standby is asked from now on.
                                      HOW is a value of `End`. `closed`: the kubelet closed its connection. `kept`: it had forgotten ours and the
                                      standby's client, as one until 1.36 does (A2); the standby has to register once more
     standby   done                   the kubelet listens to it for all that it has: we may end
 
-The 2 says that an agent speaks so. One that does not say it registers at a path that each resource has for good, names no
+A serving agent that takes back what it gave puts another lock file into the place of the one that the standby has, and ends
+the connection then: a standby whose lock is not in its place any more stands by again.
+
+The number says what an agent knows, and what the serving one says counts. 2: `given` is not said; the serving agent has stopped
+by the time it says `take`. No number: 1. It registers at a path that each resource has for good, names no
 path, and takes an `end` for word that the kubelet has forgotten its client; it does not say how. An agent that knows no such
 socket is waited for by its lock alone.
+
+A connection whose only word is `listeners` is answered with the sockets at which HTTP is served, as descriptors (unix(7),
+SCM_RIGHTS): another process that wants the port finds it taken at every moment.
 """
 
 from __future__ import annotations
@@ -22,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import os
+import socket
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -31,6 +40,7 @@ from typing import Final
 import anyio
 import msgspec
 import structlog
+from anyio import to_thread
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from msgspec import Struct
 
@@ -38,18 +48,22 @@ from agent.kubelet import wire
 from agent.kubelet.lock import identity
 from agent.kubelet.transport.client import Channel
 from agent.kubelet.transport.server import listen
-from agent.runtime import limits
+from agent.runtime import limits, running_time
 from backends.base import AllocationRefused
 
 SOCKET: Final = "handover"
 """Beside the resources' sockets."""
 
-SPEAKS: Final = "2"
+FIXED_PATHS: Final = 1
+TELLS_GIVEN: Final = 3
+SPEAKS: Final = 3
 """How this agent speaks, as the module says."""
 
 _CONNECT_AGAIN: Final = 0.5  # seconds
 _SAYS_WITHIN: Final = 2.0  # seconds in which one that lives has said what it has to say
+_GIVES_WITHIN: Final = 10.0  # seconds in which one that lives has ended what it does: Allocates, and what it writes
 _ENDS_WITHIN: Final = 10.0  # seconds in which one that lives has ended a stream: it lets Allocates be answered first
+_LISTENERS_AT_MOST: Final = 64  # a host has few addresses
 _COMES_WITHIN: Final = 2.0  # seconds in which one that has been started again has connected
 
 log = structlog.get_logger()
@@ -86,10 +100,11 @@ class Standby(Struct, eq=False):
     writer: asyncio.StreamWriter
     who: str = ""
     """Its process and version, once it is ready."""
-    speaks: str = ""
-    """How, as the module says; empty of one that registers at fixed paths."""
+    speaks: int = FIXED_PATHS
+    """How, as the module says."""
     words: asyncio.Queue[tuple[str, str]] = msgspec.field(default_factory=asyncio.Queue)
     """What it says after that; two empty words where it is gone."""
+    is_gone: bool = False
 
     @property
     def pid(self) -> int:
@@ -101,12 +116,25 @@ class Standby(Struct, eq=False):
         """Send a line; nothing happens where it is gone."""
         _say(self.writer, *words)
 
+    async def says(self, within: float) -> tuple[str, str]:
+        """What it says next, the first word and the rest; two empty words where it is gone, or says nothing for so many seconds."""
+        with suppress(TimeoutError):
+            async with running_time.timeout(within):
+                return await self.words.get()
+        return "", ""
+
 
 class Standbys:
     """The agents that have connected to take over."""
 
     def __init__(self) -> None:
         self._connected: dict[Standby, None] = {}
+        self.hung = False
+        """Does one live that was disconnected because it said nothing?"""
+        self.listeners: list[socket.socket] = []
+        """At which HTTP is served; they get them."""
+        self._server: asyncio.AbstractServer | None = None
+        self._made: tuple[int, int] | None = None
         self._changed = asyncio.Event()
 
     @property
@@ -115,8 +143,8 @@ class Standbys:
         return bool(self._connected)
 
     async def come(self) -> bool:
-        """Has one connected, or does one within `_COMES_WITHIN` seconds?"""
-        with anyio.move_on_after(_COMES_WITHIN):
+        """Has one connected, or does one within `_COMES_WITHIN` seconds? One that hung is waited for."""
+        with anyio.move_on_after(None if self.hung else _COMES_WITHIN):
             while not self._connected:
                 await self.changed()
         return self.any
@@ -124,6 +152,11 @@ class Standbys:
     def ready(self, pid: int | None = None) -> Standby | None:
         """The first that is ready, or the one with that process ID if it is ready."""
         return next((one for one in self._connected if one.who and pid in (None, one.pid)), None)
+
+    def dismiss(self, one: Standby) -> None:
+        """Disconnect one that hangs, or is gone."""
+        self.hung = self.hung or not one.is_gone
+        one.writer.close()
 
     async def changed(self) -> None:
         """Wait until one connects, becomes ready, or goes."""
@@ -137,18 +170,38 @@ class Standbys:
         Raises:
             OSError: no socket can be made there.
         """
-        path = directory / SOCKET
-        server = await asyncio.start_unix_server(self._meet, sock=listen(path), start_serving=False)
-        made = identity(path)
         try:
-            await server.start_serving()
+            await self.listen(directory)
             yield
         finally:
-            if identity(path) == made:
-                path.unlink(missing_ok=True)
-            server.close()
+            if self._is_listening(directory):
+                with suppress(OSError):  # of a read-only disk; who has the lock next removes it
+                    (directory / SOCKET).unlink()
+            self._stop_listening()
             for one in list(self._connected):
                 one.writer.close()
+
+    async def listen(self, directory: Path) -> None:
+        """Listen there, also where a standby that was lost has put its own socket into the place of ours.
+
+        Raises:
+            OSError: no socket can be made there.
+        """
+        if self._is_listening(directory):
+            return
+        sock = listen(directory / SOCKET)
+        self._stop_listening()
+        self._made = identity(directory / SOCKET)
+        self._server = await asyncio.start_unix_server(self._meet, sock=sock, start_serving=False)
+        await self._server.start_serving()  # which may be cancelled
+
+    def _is_listening(self, directory: Path) -> bool:
+        return self._server is not None and identity(directory / SOCKET) == self._made
+
+    def _stop_listening(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         one = Standby(reader, writer)
@@ -157,15 +210,20 @@ class Standbys:
         try:
             async for word, what in _words(reader):
                 if word == "ready":
-                    pid, version, one.speaks = (*what.split(), "", "", "")[:3]
-                    one.who = f"{pid} {version}"
+                    pid, version, speaks = (*what.split(), "", "", "")[:3]
+                    one.who, one.speaks = f"{pid} {version}", _number(speaks)
+                    self.hung = False
                     log.info("standby-ready", standby=one.who, then="it takes over when this agent is told to end")
                     self._changed.set()
+                elif word == "listeners":
+                    _send(writer, self.listeners)
+                    break
                 else:
                     one.words.put_nowait((word, what))
         finally:
             del self._connected[one]
             self._changed.set()
+            one.is_gone = True
             one.words.put_nowait(("", ""))
             writer.close()
 
@@ -246,23 +304,32 @@ class Predecessor:
         self._path = directory / SOCKET
         self._introduce = introduce
         self._writer: asyncio.StreamWriter | None = None
-        self._is_ready = self._is_over = False
+        self._is_ready = False
+        self._wanted = asyncio.Event()
+        self._wanted.set()
         self._ended: dict[str, asyncio.Future[End]] = {}
-        self.has_fixed_paths = False
-        """Does it register at fixed paths, where it looks for ours?"""
+        self._speaks = SPEAKS
         self.gives = False
         """Has it told us to take over, and is it still there?"""
+        self._has_given = False
+        self._listeners: Sequence[socket.socket] = ()
         self._news = asyncio.Event()
         self._looked, self._gone = asyncio.Event(), asyncio.Event()
         self._gone.set()
 
     async def run(self) -> None:
-        """Stay connected with the agent that serves, until we do."""
-        while not self._is_over:
+        """Stay connected with the agent that serves, except while we do."""
+        while True:
+            await self._wanted.wait()
             with suppress(OSError):
                 await self._listen_to(*await asyncio.open_unix_connection(str(self._path)))
             self._looked.set()
             await asyncio.sleep(_CONNECT_AGAIN)
+
+    @property
+    def has_fixed_paths(self) -> bool:
+        """Does it register at fixed paths, where it looks for ours?"""
+        return self._speaks == FIXED_PATHS
 
     @property
     def knows_us(self) -> bool:
@@ -275,18 +342,45 @@ class Predecessor:
         return not self._gone.is_set()
 
     async def gone(self) -> None:
-        """Wait until there is none."""
-        await self._gone.wait()
+        """Wait until there is none, and we have its place."""
+        while self._wanted.is_set() or not self._gone.is_set():
+            self._news.clear()
+            await self._news.wait()
 
-    async def decided(self) -> None:
-        """Having its lock, wait until it hands over or is gone, `_SAYS_WITHIN` seconds at most; then tell it that we take."""
-        self._is_over = True
-        with anyio.move_on_after(_SAYS_WITHIN):
-            while not (self.gives or self._gone.is_set()):
-                self._news.clear()
-                await self._news.wait()
+    def listeners(self) -> Sequence[socket.socket]:
+        """The sockets at which it served HTTP, once; none where it gave none."""
+        given, self._listeners = self._listeners, ()
+        return given
+
+    def stand_by(self) -> None:
+        """Look for one again: we do not serve, or no more."""
+        self._is_ready = False
+        self._wanted.set()
+
+    async def decided(self, *, with_listeners: bool = False) -> None:
+        """Having its lock, wait until it has handed over or is gone, for as long as one that lives takes.
+
+        With its listeners, where we want them: at no moment another process can listen there.
+        """
+        self._wanted.clear()
+        self._news.set()
+        await self._hears(lambda: self.gives, _SAYS_WITHIN)
+        for sock in self.listeners():  # of an earlier try
+            sock.close()
+        if self.gives and with_listeners and self._speaks >= TELLS_GIVEN:
+            with suppress(OSError):
+                self._listeners = await to_thread.run_sync(_received, self._path)
         if self.gives:
             self._say("taking")
+            if self._speaks >= TELLS_GIVEN:
+                await self._hears(lambda: self._has_given, _GIVES_WITHIN)
+
+    async def _hears(self, said: Callable[[], bool], within: float) -> None:
+        with suppress(TimeoutError):
+            async with running_time.timeout(within):
+                while not (said() or self._gone.is_set()):
+                    self._news.clear()
+                    await self._news.wait()
 
     async def wait(self, seconds: float) -> None:
         """Wait until it lets its lock go or is gone; so many seconds where it does not know us, or has let it go."""
@@ -306,13 +400,16 @@ class Predecessor:
         try:
             async for word, what in _words(reader):
                 if word == "take":
-                    self.gives, self.has_fixed_paths = True, what != SPEAKS
+                    self.gives, self._speaks = True, _number(what)
+                    self._news.set()
+                elif word == "given":
+                    self._has_given = True
                     self._news.set()
                 elif word == "ended":
                     resource, _, how = what.partition(" ")
                     self._tell_ended(resource, End(how) if how in set(End) else End.UNKNOWN)
         finally:
-            self._writer, self.gives = None, False
+            self._writer, self.gives, self._has_given = None, False, False
             writer.close()
             for resource in self._ended:
                 self._tell_ended(resource, End.UNKNOWN)
@@ -323,7 +420,7 @@ class Predecessor:
         """Tell it that we have looked at the hardware, now and whenever we connect anew."""
         self._is_ready = True
         if self._writer is not None:
-            self._say("ready", self._introduce(), SPEAKS)
+            self._say("ready", self._introduce(), str(SPEAKS))
 
     async def end(self, resource: str, path: str) -> End:
         """Have it end a resource's stream, now that we serve the resource at this path.
@@ -336,11 +433,13 @@ class Predecessor:
         ended = self._ended[resource] = asyncio.get_running_loop().create_future()
         self._say("end", resource, *([] if self.has_fixed_paths else [path]))
         try:
-            with anyio.move_on_after(_ENDS_WITHIN):
-                return await ended
+            with suppress(TimeoutError):
+                async with running_time.timeout(_ENDS_WITHIN):
+                    return await ended
         finally:
             if self._ended.get(resource) is ended:
                 del self._ended[resource]
+        self.done()  # so that it takes nothing back, should it go on
         if self._writer is not None:
             self._writer.close()
         return End.UNKNOWN
@@ -359,6 +458,34 @@ class Predecessor:
 
 
 # --- of both ---
+
+
+def _number(word: str) -> int:
+    """How an agent speaks."""
+    return int(word) if word.isdecimal() else FIXED_PATHS
+
+
+def _send(writer: asyncio.StreamWriter, listeners: Sequence[socket.socket]) -> None:
+    """Send descriptors, which asyncio cannot."""
+    ours: socket.socket = writer.get_extra_info("socket")
+    with socket.socket(fileno=os.dup(ours.fileno())) as sock, suppress(OSError):
+        socket.send_fds(sock, [b"\n"], [it.fileno() for it in listeners])
+
+
+def _received(path: Path) -> Sequence[socket.socket]:
+    """What `_send` sends there (blocking).
+
+    Raises:
+        OSError: nothing has come; an agent that does not know the word says nothing.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
+        sock.settimeout(_SAYS_WITHIN)
+        sock.connect(str(path))
+        sock.sendall(b"listeners\n")
+        _, received, _, _ = socket.recv_fds(sock, 1, _LISTENERS_AT_MOST)
+    for one in received:
+        os.set_inheritable(one, False)
+    return [socket.socket(fileno=one) for one in received]
 
 
 def _say(writer: asyncio.StreamWriter, *words: str) -> None:

@@ -9,8 +9,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
-
 from agent.kubelet.transport.client import listens
 from backends.linux import files
 
@@ -20,16 +18,83 @@ if TYPE_CHECKING:
 _RETRY: Final = 0.1  # seconds; a flock cannot be waited for on an event loop
 
 
-class Lock(Struct, frozen=True):
-    """A lock file that we have."""
+class Lock:
+    """A lock file."""
 
-    fd: int
-    waited: bool
-    """Did another process have it before?"""
+    def __init__(self, path: Path) -> None:
+        """Open it; it is not locked yet.
+
+        Raises:
+            OSError: the file cannot be made, or is a link: what it leads to is not written.
+        """
+        self._path, self._fd = path, files.open_ours(path)
+        self.waited = False
+        """Did another process have it before?"""
+
+    @property
+    def is_in_place(self) -> bool:
+        """Is the file at the path the one that we have open?"""
+        found = os.fstat(self._fd)
+        return identity(self._path) == (found.st_dev, found.st_ino)
+
+    @property
+    def owner(self) -> str:
+        """The process that has it."""
+        return _owner(self._fd)
+
+    def take(self) -> bool:
+        """Lock the file that lies at the path now; False while another process has it.
+
+        Raises:
+            OSError: as at the start; the directory was removed and made again, or an agent has taken its lock back.
+        """
+        while True:
+            if not self.is_in_place:
+                self._open(self._path)
+            elif not _try_lock(self._fd):
+                return False
+            elif self.is_in_place:
+                return True
+
+    def sign(self) -> None:
+        """Write our process ID into it.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, str(os.getpid()).encode(), 0)
+        except OSError as error:
+            error.filename = str(self._path)  # which no error of a descriptor has
+            raise
 
     def release(self) -> None:
         """Let another process have it."""
-        fcntl.flock(self.fd, fcntl.LOCK_UN)
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def take_back(self) -> None:
+        """Have it after `release`: if another process has it, by a file that is put into its place and counts from then on.
+
+        Raises:
+            OSError: there can be no such file.
+        """
+        fresh = None
+        if not self.take():
+            self._open(fresh := self._path.with_name(f".{self._path.name}"))
+            _try_lock(self._fd)
+        with suppress(OSError):  # a full disk keeps our process ID from those who wait, not the lock from us
+            self.sign()
+        if fresh is not None:
+            fresh.rename(self._path)
+
+    def close(self) -> None:
+        """Let it go for good."""
+        os.close(self._fd)
+
+    def _open(self, path: Path) -> None:
+        before, self._fd = self._fd, files.open_ours(path)
+        os.close(before)
 
 
 @asynccontextmanager
@@ -44,26 +109,17 @@ async def exclusive(
     Raises:
         OSError: the file cannot be made, or is a link: what it leads to is not written.
     """
-    fd, waits = files.open_ours(path), False
+    lock = Lock(path)
     try:
-        while not _try_lock(fd) or not _is_at(fd, path):
-            if not _is_at(fd, path):  # the directory was removed and made again: the file that lies there now counts
-                fd, before = files.open_ours(path), fd
-                os.close(before)
-                continue
-            if not waits:
-                waits = True
-                waits_for(_owner(fd))
+        while not lock.take():
+            if not lock.waited:
+                lock.waited = True
+                waits_for(lock.owner)
             await released(_RETRY)
-        os.ftruncate(fd, 0)
-        try:
-            os.pwrite(fd, str(os.getpid()).encode(), 0)
-        except OSError as error:  # of a full disk: it does not say which file
-            error.filename = str(path)
-            raise
-        yield Lock(fd, waits)
+        lock.sign()
+        yield lock
     finally:
-        os.close(fd)
+        lock.close()
 
 
 def identity(path: Path) -> tuple[int, int] | None:
@@ -92,11 +148,6 @@ def holder(path: Path) -> str:
     return ""
 
 
-def _is_at(fd: int, path: Path) -> bool:
-    found = os.fstat(fd)
-    return identity(path) == (found.st_dev, found.st_ino)
-
-
 def remove_leftovers(directory: Path) -> None:
     """Remove the sockets of an agent that was killed; only who holds the lock may call this.
 
@@ -104,7 +155,8 @@ def remove_leftovers(directory: Path) -> None:
     """
     for path in directory.iterdir():
         if path.is_socket() and not listens(path):
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # of a read-only disk, where it does no harm
+                path.unlink()
 
 
 def _try_lock(fd: int) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import anyio
 import structlog
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from grpclib.server import Stream
 
     from agent.kubelet.handover import Relay
+    from agent.kubelet.transport.gathered_writes import GatheringTransport
     from agent.model import Slot, Snapshot
 
 COALESCE: Final = 0.05
@@ -52,9 +53,12 @@ REMEMBERED: Final = 1.0
 """Seconds for which an ID that was missing from a list is not given out, though it is back (kubelet contract: A7.1).
 
 The kubelet may have asked for it before it read that list, and looks it up again after our reply, perhaps while it is
-still at that list. It takes milliseconds for one, and waits for its disk meanwhile. An Allocate waits as long: a refusal
+still at that list. It takes milliseconds for one, and waits for its disk meanwhile. While it has not read its socket, it
+stands still, and no time counts. While it writes records, as it does at each list, it may be on its way to that list: these
+seconds begin with the last of them, `_SLOWEST` seconds after that list at the latest. An Allocate waits as long: a refusal
 would fail a pod that asks, as it should, for hardware that is there.
 """
+_SLOWEST: Final = 10.0
 _FORMER_AT_MOST: Final = 100_000  # a list of 4 MiB has half as many
 
 _AT_ONCE: Final = 5000  # IDs that are encoded in one step of the loop, which takes some ms
@@ -96,8 +100,12 @@ class Plugin:
         *,
         confirm: Confirm | None = None,
         counts: Counts | None = None,
+        record: Callable[[], object] = lambda: None,
     ) -> None:
-        """Prepare; the kubelet is told to ask which devices a pod should get, and before a container starts, if given."""
+        """Prepare; the kubelet is told to ask which devices a pod should get, and before a container starts, if given.
+
+        `record` identifies the last writing of the kubelet's record.
+        """
         self.resource = resource
         self.streams = 0
         """How many streams have been opened so far."""
@@ -106,13 +114,13 @@ class Plugin:
         self.allocating = 0
         """How many Allocates are under way."""
         self.awaited = 0
-        """How many parts of the daemon wait until one is answered."""
+        """How many parts of the daemon wait until one is answered, or the first list is sent."""
         self.asked = 0
         """How many Allocates have come for IDs of our lists: for others only somebody else than the kubelet asks."""
         self.relay: Relay | None = None
         """Passes calls on to the standby while the resource is handed over."""
         self.on_call: Callable[[], None] = lambda: None
-        """Called when a stream has opened or ended, or was refused, and when an Allocate that is awaited was answered."""
+        """Called when a stream has opened or ended, or was refused, and when an awaited Allocate or first list has gone out."""
         self._counts = counts or Counts()
         self._allocate_ids = allocate
         self._prefer_ids = prefer
@@ -132,7 +140,10 @@ class Plugin:
         self._running = Running(time.monotonic())
         self._missed = 0.0
         self._ticking = False
-        self._left: dict[str, float] = {}  # ID → when the last list that lacked it was sent, if one before had it
+        self._is_unread: Callable[[], bool] = lambda: False
+        self._record, self._recorded = record, record()
+        self._left: dict[str, tuple[float, float]] = {}
+        """ID → when the last list that lacked it was sent, if one before had it, and since when it is remembered."""
         self._former: dict[str, None] = {}  # the IDs that left the lists of the open stream, the latest of them last
         self._news = asyncio.Event()
         self._reading = anyio.CapacityLimiter(1)  # of long messages: one of 4 MiB becomes 50 MB
@@ -248,6 +259,7 @@ class Plugin:
         self._left.clear()
         self._former.clear()
         self.began, self._is_silent, self._sends_again = 0.0, False, False
+        self._is_unread = cast("GatheringTransport", stream.peer._transport).is_unread
         self.on_call()
         try:
             await self._send_lists(stream, ending)
@@ -281,6 +293,8 @@ class Plugin:
                 self._sending = snapshot.slots
                 left = self._list.take_left()
                 since, self._since = self._since, None
+                if self._left:
+                    self._let_pass()  # once this list is sent, the kubelet has something to read
                 await stream.send_message(self._list.message())
                 if ending is not self._latest:  # a later stream has sent a later list
                     continue
@@ -293,7 +307,10 @@ class Plugin:
                 self._counts.updates += 1
                 if since is not None:
                     self._counts.hotplug.observe(self.sent_at - since)
-                self.began = self.began or self.sent_at
+                if not self.began:
+                    self.began = self.sent_at
+                    if self.awaited:
+                        self.on_call()
                 credit.spend(self.sent_at)
                 sent = snapshot
 
@@ -312,7 +329,7 @@ class Plugin:
         if not self._ticking:
             self._running, self._missed = Running(time.monotonic()), 0.0
         now = self._let_pass()
-        self._left.update(dict.fromkeys(gone, now))
+        self._left.update(dict.fromkeys(gone, (now, now)))
         self._former.update(dict.fromkeys(gone))
         for device_id in list(islice(self._former, max(0, len(self._former) - _FORMER_AT_MOST))):
             del self._former[device_id]
@@ -326,11 +343,15 @@ class Plugin:
         self._ticking = bool(self._left)
 
     def _let_pass(self) -> float:
-        """Forget the IDs that left long ago, and return the time; time in which this process stood still does not count."""
+        """Forget the IDs that left long ago, and return the time; while this process or the kubelet stands still none passes."""
         before, now = self._missed, time.monotonic()
-        self._missed = self._running.missed(now)
-        missed = self._missed - before
-        self._left = {i: at + missed for i, at in self._left.items() if now - at - missed < REMEMBERED}
+        self._missed = self._running.missed(now, counts=not self._is_unread())
+        missed, recorded = self._missed - before, self._recorded
+        self._recorded = self._record()
+        since = now if self._recorded != recorded else 0.0
+        left = ((one, at + missed, begun + missed) for one, (at, begun) in self._left.items())
+        begun_again = ((one, at, max(begun, min(since, at + _SLOWEST))) for one, at, begun in left)
+        self._left = {one: (at, begun) for one, at, begun in begun_again if now - begun < REMEMBERED}
         return now
 
     def _was_told(self, device_id: str) -> bool:
@@ -363,14 +384,12 @@ class Plugin:
             log.info("allocated", resource=self.resource, ids=sorted(set(ids)))
 
     async def _until_back(self, ids: Sequence[str]) -> None:
-        """Wait until the IDs that are back in the list have been there for `REMEMBERED` seconds.
-
-        An ID that leaves the list meanwhile is not waited for.
-        """
-        until = max((self._left[one] + REMEMBERED for one in ids if one in self._left and one in self._sent), default=0)
-        until -= self._missed
-        while (wait := until + self._missed - time.monotonic()) > 0:
-            await asyncio.sleep(min(wait, STEP))
+        """Wait until the IDs that are back in the list have been remembered for long enough, `_SLOWEST` seconds at most."""
+        until = time.monotonic() + _SLOWEST
+        while (
+            begun := [self._left[one][1] for one in ids if one in self._left and one in self._sent]
+        ) and time.monotonic() < until:
+            await asyncio.sleep(min(max(begun) + REMEMBERED - time.monotonic(), STEP))
             self._let_pass()
 
     async def _give(self, ids: Sequence[str]) -> wire.Encoded:

@@ -24,10 +24,15 @@ class PluginFactory(Struct, frozen=True):
     pod_claims: PodClaims
     lost_resources: LostResources
     counts: Counts
+    record: Callable[[], object]
+    """Identifies the last writing of the kubelet's record."""
 
     def plugin(self, name: str) -> Plugin:
         """The service of this resource."""
-        return Plugin(name, self.allocator.allocate, *self.hooks(name), confirm=self._confirm, counts=self.counts)
+        hooks = self.hooks(name)
+        return Plugin(
+            name, self.allocator.allocate, *hooks, confirm=self._confirm, counts=self.counts, record=self.record
+        )
 
     def hooks(self, name: str) -> tuple[Prefer | None, PreStart | None]:
         """What answers the calls that a resource may ask the kubelet for, as it is configured now."""

@@ -13,23 +13,19 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import stat
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
 import structlog
 from grpclib.const import Cardinality, Handler, Status
-from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from agent.kubelet import wire
 from agent.kubelet.handover import End, Predecessor, fixed_path
+from agent.kubelet.kubelet_socket import Kubelet, RegistrationError, UnreachableError
 from agent.kubelet.plugin import Plugin
-from agent.kubelet.transport.client import Channel
 from agent.kubelet.transport.server import SocketServer, refusal
 from agent.runtime import limits
 from agent.runtime.counts import Counts
@@ -40,12 +36,9 @@ if TYPE_CHECKING:
 
     from agent.kubelet.transport.connection import Connection
 
-API_VERSION: Final = "v1beta1"  # the only one a kubelet accepts (A1)
-
-_REGISTER: Final = "/v1beta1.Registration/Register"
-_REGISTER_DEADLINE: Final = 30.0  # seconds; it is passed on to the dial-back, which may take 10 (A1)
-_AT_ONCE: Final = 16  # concurrent registrations; each has the kubelet dial back to us
-_STREAM_WITHIN: Final = 5.0  # seconds after which a registration without a stream did not work (A2)
+_STREAM_WITHIN: Final = (
+    5.0  # seconds after which a registration without a stream, or a stream without a list, did not work (A2)
+)
 _TRAILERS_WITHIN: Final = 1.0  # seconds for an ended stream's trailers to leave; then its connection is reset
 _CLOSED_WITHIN: Final = 0.5  # seconds; a kubelet that has not closed by then has forgotten us (A2)
 _KEPT_AFTER: Final = (
@@ -57,146 +50,12 @@ _ALLOCATE_PATIENCE: Final = 0.5  # seconds for Allocates under way when we stop,
 _LINGER: Final = 0.3  # seconds for calls that the kubelet sent us before it knew of a later registration
 _STOP_PATIENCE: Final = 0.7  # seconds for running calls when we stop
 _FIRST_DELAY: Final = 0.001  # seconds before the second try: a new socket may not listen yet for 3 ms (A6); doubling
-_LINK: Final = "It is a symbolic link, which no kubelet makes, and is not followed; remove it"
 _UNREACHABLE_DELAY: Final = 1.0  # seconds, at most, while nobody listens
 _REFUSED_DELAY: Final = 5.0  # seconds, at most, while it refuses or drops us: no event tells when it is well
 _SETTLED_AFTER: Final = 5.0  # seconds after which a registration counts as one that works
 _TWICE: Final = "the kubelet asked for a second stream, and forgets the first as that is refused"
-_WORTH_SAYING: Final = 0.25  # seconds; a kubelet that does not answer for less is just starting
 
 log = structlog.get_logger()
-
-
-class RegistrationError(Exception):
-    """This registration did not work; the sentence says why."""
-
-
-class UnreachableError(RegistrationError):
-    """Nobody answers on the kubelet's socket."""
-
-    def __init__(self, sentence: str, *, is_unasked: bool) -> None:
-        super().__init__(sentence)
-        self.is_unasked = is_unasked
-        """Nobody listened, so the kubelet knows nothing of this registration."""
-
-
-class Kubelet:
-    """The kubelet's registration socket: notices a new one, and registers there."""
-
-    def __init__(self, socket: Path) -> None:
-        self.socket = socket
-        self.generation = 0
-        """Counts the sockets that we saw appear."""
-        self._identity: tuple[int, ...] | None = None
-        self._appeared = asyncio.Event()
-        self._attempts: set[anyio.CancelScope] = set()
-        self._channel: Channel | None = None
-        self._users: Counter[Channel] = Counter()
-        self._turns = asyncio.Semaphore(_AT_ONCE)
-        self.complaint = ""
-        """Why it does not answer, if it was asked and has not for a while."""
-        self._silent_since: float | None = None
-
-    def look(self) -> None:
-        """Look whether the socket is another one, of a kubelet that has just started.
-
-        A new one may have the old one's inode number (A6), but then it has another time.
-        """
-        try:
-            found = self.socket.lstat()
-        except OSError:
-            return
-        if stat.S_ISLNK(found.st_mode):
-            self._refuse_link()
-            return
-        identity = (found.st_dev, found.st_ino, found.st_ctime_ns)
-        if identity == self._identity:
-            return
-        log.info("kubelet-restarted" if self.generation else "kubelet-found", socket=str(self.socket))
-        self._identity = identity
-        self.generation += 1
-        self._channel = None  # closed by the last who uses it
-        self._silent_since, self.complaint = None, ""
-        self._appeared.set()
-        self._appeared = asyncio.Event()
-        for scope in tuple(self._attempts):
-            scope.cancel()
-
-    def _refuse_link(self) -> None:
-        """Report a link in the place of the socket, once; the directory may be one, where it lies on another disk."""
-        self._identity = None
-        if self.complaint != _LINK:
-            self.complaint = _LINK
-            log.warning(
-                "kubelet-silent", socket=str(self.socket), reason=_LINK, then="waiting until a kubelet makes its own"
-            )
-
-    async def newer_than(self, generation: int) -> None:
-        """Wait until a socket newer than this one has appeared."""
-        while self.generation <= generation:
-            await self._appeared.wait()
-
-    @contextmanager
-    def until_restart(self) -> Iterator[None]:
-        """Cancel the body when another kubelet starts."""
-        with anyio.CancelScope() as scope:
-            self._attempts.add(scope)
-            try:
-                yield
-            finally:
-                self._attempts.discard(scope)
-
-    async def register(self, resource: str, endpoint: str, options: wire.PluginOptions) -> None:
-        """Announce our socket `endpoint` (relative to the plugin directory) as the plugin of `resource`.
-
-        Returns when the kubelet has dialled back and opened ListAndWatch (A1).
-
-        Raises:
-            UnreachableError: nobody listens.
-            RegistrationError: the kubelet refuses.
-        """
-        if self.socket.is_symlink():
-            self._refuse_link()
-            raise UnreachableError(f"the kubelet does not answer on {self.socket}: {_LINK}", is_unasked=True)
-        request = wire.encode_register(API_VERSION, endpoint, resource, options)
-        try:
-            async with self._turns, self._connection() as channel:
-                await channel.call(_REGISTER, request, wire.EmptyCall, _REGISTER_DEADLINE)
-        except GRPCError as error:
-            raise RegistrationError(f"the kubelet refused: {error.message or error.status.name}") from None
-        except wire.SENSELESS as error:
-            raise RegistrationError(f"the kubelet's answer makes no sense: {error}") from None
-        except (OSError, StreamTerminatedError, ProtocolError, AttributeError) as error:  # grpclib's: lost when made
-            self._note_silence(error)
-            sentence = f"the kubelet does not answer on {self.socket}: {words(error)}"
-            is_unasked = isinstance(error, ConnectionRefusedError | FileNotFoundError)
-            raise UnreachableError(sentence, is_unasked=is_unasked) from None
-        self._silent_since, self.complaint = None, ""
-
-    def _note_silence(self, error: Exception) -> None:
-        """Report once, for all resources, that the kubelet does not answer."""
-        now = time.monotonic()
-        self._silent_since = self._silent_since or now
-        if now - self._silent_since >= _WORTH_SAYING and not self.complaint:
-            self.complaint = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else words(error)
-            log.warning(
-                "kubelet-silent", socket=str(self.socket), reason=self.complaint, then="trying again until it does"
-            )
-
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Channel]:
-        """One connection to this kubelet for all registrations under way; closed when the last is done."""
-        channel = self._channel = self._channel or Channel(str(self.socket))
-        self._users[channel] += 1
-        try:
-            yield channel
-        finally:
-            self._users[channel] -= 1
-            if not self._users[channel]:
-                del self._users[channel]
-                channel.close()
-                if self._channel is channel:
-                    self._channel = None
 
 
 class _Socket(SocketServer):
@@ -285,6 +144,12 @@ class Registrar:
         self._is_given = True
         self._attempt.cancel()
 
+    def take_back(self) -> None:
+        """Register again, whatever became of the stream: the agent that the resource was handed to is lost."""
+        if self._is_given:
+            self._is_given = False
+            self.renew()
+
     async def answered(self, relayed: Callable[[], int]) -> None:
         """Wait until all Allocates are answered but those that were relayed to another agent."""
         await self._until_answered(lambda: self.plugin.allocating <= relayed())
@@ -295,16 +160,23 @@ class Registrar:
         return await self._ended((*self._former, self._server), lambda: not self._is_streaming)
 
     async def retire(self) -> End:
-        """End the stream, now that the agent after us has registered."""
-        if not self.plugin.streaming:
-            return End.CLOSED
-        return await self._end_after_another(self.end_stream, self._serving)
+        """End the stream, now that the agent after us has registered; not before the disk lets us."""
+        while self.plugin.streaming:
+            try:
+                return await self._end_after_another(self.end_stream, self._serving)
+            except OSError as error:
+                self._complain(error)
+                await asyncio.sleep(_UNREACHABLE_DELAY)
+        return End.CLOSED
 
     async def run(self) -> None:
         """Serve and stay registered until cancelled; then end the stream and remove the socket."""
         delay = _FIRST_DELAY
         try:
-            while not self._is_given:
+            while True:
+                if self._is_given:
+                    await self._until(lambda: not self._is_given)
+                    delay = _FIRST_DELAY
                 generation, most = self._kubelet.generation, _REFUSED_DELAY
                 try:
                     if not self._kubelet.generation:
@@ -316,7 +188,7 @@ class Registrar:
                         with anyio.CancelScope() as self._attempt:
                             await self._register()
                         if self._attempt.cancelled_caught:
-                            break
+                            continue
                         if await self._stay() >= _SETTLED_AFTER or self._is_outdated:
                             delay = _FIRST_DELAY
                 except UnreachableError:
@@ -326,12 +198,9 @@ class Registrar:
                     self._count("refused")
                     if isinstance(error, OSError):
                         most = _UNREACHABLE_DELAY  # of a full disk, say: no event tells of room
-                    if (complaint := words(error)) != self.complaint:  # said once, not at every try
-                        self.complaint = complaint
-                        log.warning("not-registered", resource=self.plugin.resource, reason=complaint)
+                    self._complain(error)
                 await self._close_former()
                 delay = await self._wait_to_retry(min(delay, most), most, generation)
-            await anyio.sleep_forever()
         finally:
             with anyio.CancelScope(shield=True):
                 # a kubelet closes the connection when the stream ends, and an Allocate under way fails its pod for good
@@ -387,6 +256,8 @@ class Registrar:
             self.plugin.assume_told()
         before, ends = self._serving, set[End]()
         await self._announce()
+        if self.plugin.earlier_streams or predecessor is not None:
+            await self._see_listed()
         if self.plugin.earlier_streams:
             ends.add(await self._end_after_another(self._end_earlier, before))
         if predecessor is not None:
@@ -411,10 +282,13 @@ class Registrar:
         ours.mkdir(mode=0o750, exist_ok=True)
         if ours.is_symlink():
             raise OSError(errno.ELOOP, "It is a symbolic link", str(ours))
+        await self._open(self._server)
+
+    async def _open(self, server: SocketServer) -> None:
         try:
-            await self._server.open()
+            await server.open()
         except OSError as error:
-            error.filename = str(ours)  # the socket has another name each time
+            error.filename = str(server.path.parent)  # the socket has another name each time
             raise
 
     def _make_server(self) -> _Socket:
@@ -446,6 +320,12 @@ class Registrar:
         if plugin.streams <= before:
             raise RegistrationError(f"the kubelet accepted {plugin.resource} but opened no ListAndWatch")
         self._serving = server
+
+    async def _see_listed(self) -> None:
+        """Send the first list: the stream before, which has one, is ended only then."""
+        await self._until_answered(lambda: self.plugin.began > 0 or not self.plugin.streaming, _STREAM_WITHIN)
+        if not self.plugin.streaming:
+            raise RegistrationError(f"the kubelet ended the stream of {self.plugin.resource} before its first list")
 
     async def _end_after_another(self, end: Callable[[], Awaitable[bool]], server: _Socket) -> End:
         """End the stream at this socket, after another was registered."""
@@ -500,7 +380,7 @@ class Registrar:
         A registration whose options call fails does that, at whatever path; from 1.37 on it does nothing at a path of its own.
         """
         server = SocketServer([_Refusing(self.plugin.resource)], _unused_path(self._directory, self.plugin.resource))
-        await server.open()
+        await self._open(server)
         try:
             endpoint = str(server.path.relative_to(self._directory))
             await self._kubelet.register(self.plugin.resource, endpoint, self.plugin.options)
@@ -527,7 +407,7 @@ class Registrar:
         """Serve what the agent before us passes on, and make the kubelet forget its client, as it leaves that to us."""
         server = _Socket(self.plugin, self._directory / fixed_path(self._directory, self.plugin.resource))
         server.used_in, server.is_former = self._kubelet.generation, True
-        await server.open()
+        await self._open(server)
         self._former.append(server)
         await self._detach()
 
@@ -547,7 +427,7 @@ class Registrar:
         return True
 
     async def _until_answered(self, reached: Callable[[], bool], within: float | None = None) -> bool:
-        """The same, also looking whenever an Allocate is answered."""
+        """The same, also looking whenever an Allocate is answered, or a stream's first list is sent."""
         self.plugin.awaited += 1
         try:
             return await self._until(reached, within)
@@ -570,6 +450,11 @@ class Registrar:
             self._count("registered")
             log.info("registered", resource=self.plugin.resource)
         self.on_change()
+
+    def _complain(self, error: Exception) -> None:
+        if (complaint := words(error)) != self.complaint:  # said once, not at every try
+            self.complaint = complaint
+            log.warning("not-registered", resource=self.plugin.resource, reason=complaint)
 
     def _count(self, result: str) -> None:
         self._counts.registrations[self.plugin.resource, result] += 1

@@ -381,6 +381,16 @@ def _parse_pod(pod: bytes) -> Iterator[PodDevices]:
             yield PodDevices(namespace, name, container_name, resource, strings(devices, 2))
 
 
+def encode_allocatable(resources: Iterable[tuple[str, Iterable[str]]]) -> Encoded:
+    """The AllocatableResourcesResponse{devices=1} of a simulated kubelet, one entry for each healthy device.
+
+    betterproto takes 45 us for each, on the loop that the demo's agent runs on, too: 45 ms after each list for a thousand tokens.
+    """
+    return Encoded(
+        b"".join(_field(1, _string(1, name) + _string(2, device)) for name, ids in resources for device in ids)
+    )
+
+
 def allocatable_devices(data: bytes) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Read an AllocatableResourcesResponse, what pods may be given: a resource and some of its healthy devices each."""
     for entry in messages(data, 1):

@@ -36,16 +36,19 @@ class FairleadError(Exception):
         self.sentence = sentence
 
 
-def unknown(what: str, name: str, known: Iterable[str], others: Iterable[str] = ()) -> str:
+def unknown(what: str, name: str, known: Iterable[str], others: Iterable[str] = (), elsewhere: str = "") -> str:
     """The sentence for a name that does not exist, with the one that was probably meant.
 
-    Where none is near, those that are known are listed, without the `others` that are known too. Of thousands of names,
+    Where none is near, those that are known are listed, without the `others` that are known too; of more than a few it
+    says where they are listed, if that is known. Of thousands of names,
     those are near that begin alike: comparing it with all of them takes half a second.
     """
     choices = sorted(known)
     name = brief(name)  # comparing a megabyte with every name takes minutes
     if near := difflib.get_close_matches(name, [*_around(name, choices), *_around(name, sorted(others))], n=1):
         return f"there is no {what} {name!r}; did you mean {near[0]!r}?"
+    if elsewhere and len(choices) > _SOME:
+        return f"there is no {what} {name!r}; {elsewhere}"
     shown = ", ".join(map(repr, choices[:_LISTED])) or "none at all"
     more = f" and {len(choices) - _LISTED} more" if len(choices) > _LISTED else ""
     return f"there is no {what} {name!r}; there are {shown}{more}"

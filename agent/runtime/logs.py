@@ -45,6 +45,8 @@ _Render = Callable[[Any, str, structlog.typing.EventDict], str | bytes]
 _PRIORITIES: Final[Mapping[str, int]] = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 """What syslog(3), and with it the journal, calls our levels (sd-daemon(3): a line may start with `<N>`)."""
 
+_FIRST: Final = ("event", "level", "timestamp")
+
 _NUMBERS: Final[Mapping[str, int]] = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -91,6 +93,7 @@ def set_up(
             *([_Noting(note, _NUMBERS[level])] if note else []),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _arranged,
             _as_far_as_possible(render),
         ],
         wrapper_class=_unfailing(min(_NUMBERS[level], logging.INFO) if note else _NUMBERS[level]),
@@ -119,6 +122,12 @@ class _Noting:
         if number < self._level:
             raise structlog.DropEvent
         return line
+
+
+def _arranged(_logger: object, _name: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """What a person looks for first comes first; what is empty says nothing."""
+    first = {name: line[name] for name in _FIRST if name in line}
+    return first | {name: value for name, value in line.items() if type(value) is not str or value}
 
 
 def _for_a_terminal(*, colors: bool) -> _Render:

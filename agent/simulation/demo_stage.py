@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import select
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio.to_thread
 from msgspec import Struct
 
-from agent.discovery.sources.paths import Change as PathEvent
-from agent.discovery.sources.paths import DirectoryWatch
+from agent.discovery.sources.inotify import CREATE, DELETE, MOVED_TO, Inotify
 from agent.simulation.changes import Change, Kind, ResourceView
 from agent.simulation.kubelet import Kubelet
 
@@ -27,43 +30,62 @@ class Outcome(Struct, frozen=True):
     latency_ms: float
     """From before the system call that caused it until the kubelet held the new list."""
     kernel_ms: float
-    """Of that, until the kernel told of the change; the rest is ours."""
+    """Of that, until the kernel told of the change."""
+    waited_ms: float
+    """Of the rest, for how long our threads could run and had no CPU; 0 where the kernel does not count it."""
+
+    @property
+    def fairlead_ms(self) -> float:
+        """What is left, which is ours."""
+        return round(max(self.latency_ms - self.kernel_ms - self.waited_ms, 0.0), 2)
 
 
-class _Cause(Struct):
-    began: float
-    told: float | None = None
+class _Moment(NamedTuple):
+    at: float
+    """`time.perf_counter()`."""
+    waited: float
+    """Seconds for which threads of this process could run and had no CPU, until then."""
 
 
 class Stage:
     """Lets things happen to the hardware and measures how long the kubelet took to learn of them."""
 
-    def __init__(self, kubelet: Kubelet, directories: frozenset[Path]) -> None:
-        """Prepare; `directories` are where the kernel tells of the acts' effects."""
+    def __init__(self, kubelet: Kubelet, directories: Collection[Path]) -> None:
+        """Listen from now on; `directories` are where the kernel tells of the acts' effects."""
         self.kubelet = kubelet
         self.outcomes: list[Outcome] = []
-        self._watch = DirectoryWatch(self._kernel_told, lambda: None)
-        self._watch.watch(directories)
-        self._cause: _Cause | None = None
+        self._inotify = Inotify()
+        for directory in directories:
+            self._inotify.add_watch(str(directory), CREATE | DELETE | MOVED_TO)
         self._entry = ""
+        self._told: dict[str, _Moment] = {}
+        threading.Thread(target=self._listen, name="kernel", daemon=True).start()
 
-    async def run(self) -> None:
-        """Listen to the kernel until cancelled."""
-        await self._watch.run()
+    def _listen(self) -> None:
+        """Note when the kernel told first of what an act does.
 
-    def _kernel_told(self, path: Path, _event: PathEvent) -> None:
-        if self._cause is not None and self._cause.told is None and path.name == self._entry:
-            self._cause.told = time.perf_counter()
+        In a thread of its own: on the loop, what the agent and the kubelet do there would count as the kernel's.
+        """
+        while True:
+            select.select([self._inotify], (), ())
+            now = time.perf_counter()
+            if self._entry in {name for _, _, name in self._inotify.read()[0]} - self._told.keys():
+                self._told[self._entry] = _Moment(now, _waited())
 
     async def act(self, resource: str, device: str, entry: str, effect: Callable[[], None]) -> Outcome | None:
         """Run a blocking effect on the directory entry `entry`; how `device` of `resource` changed with it.
 
         None if nothing reached the kubelet in time.
         """
-        seen: list[Change] = []
-        unsubscribe = self.kubelet.subscribe(lambda c: seen.append(c) if _concerns(c, resource, device) else None)
-        self._entry, self._cause = entry, _Cause(time.perf_counter())
-        cause = self._cause
+        seen: list[tuple[Change, _Moment]] = []
+
+        def note(change: Change) -> None:
+            if change.kind is Kind.LIST and change.resource == resource and device in change.devices():
+                seen.append((change, _Moment(change.at, _waited())))
+
+        unsubscribe = self.kubelet.subscribe(note)
+        began = _Moment(time.perf_counter(), _waited())
+        self._entry, self._told = entry, {}
         try:
             await anyio.to_thread.run_sync(effect)
             await self.kubelet.wait_for(lambda _: bool(seen), _PATIENCE)
@@ -71,8 +93,7 @@ class Stage:
             return None
         finally:
             unsubscribe()
-            self._cause = None
-        outcome = _outcome(seen[0], device, cause)
+        outcome = _outcome(*seen[0], device, began, self._told.get(entry, began))
         self.outcomes.append(outcome)
         return outcome
 
@@ -86,19 +107,26 @@ class Stage:
         return (time.perf_counter() - started) * 1000
 
 
-def _concerns(change: Change, resource: str, device: str) -> bool:
-    return change.kind is Kind.LIST and change.resource == resource and device in change.devices()
-
-
-def _outcome(change: Change, device: str, cause: _Cause) -> Outcome:
-    told = min(cause.told or cause.began, change.at)
+def _outcome(change: Change, came: _Moment, device: str, began: _Moment, told: _Moment) -> Outcome:
+    kernel = max(min(told.at, came.at) - began.at, 0.0)
+    waited = min(max(came.waited - told.waited, 0.0), came.at - began.at - kernel)
     return Outcome(
         change.resource,
         device,
         change.devices()[device],
-        latency_ms=round((change.at - cause.began) * 1000, 2),
-        kernel_ms=round((told - cause.began) * 1000, 2),
+        latency_ms=round((came.at - began.at) * 1000, 2),
+        kernel_ms=round(kernel * 1000, 2),
+        waited_ms=round(waited * 1000, 2),
     )
+
+
+def _waited() -> float:
+    """Seconds for which threads of this process could run and had no CPU (Linux: Documentation/scheduler/sched-stats.rst)."""
+    total = 0
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError, IndexError):  # it has ended, or this kernel does not count (CONFIG_SCHED_INFO)
+            total += int((thread / "schedstat").read_text().split()[1])
+    return total / 1e9
 
 
 def view(resources: Mapping[str, ResourceView]) -> list[tuple[str, int, int]]:

@@ -13,7 +13,6 @@ from grpclib.exceptions import GRPCError
 
 from agent.kubelet.api.v1 import (
     AllocatableResourcesRequest,
-    AllocatableResourcesResponse,
     ContainerDevices,
     ContainerResources,
     ListPodResourcesRequest,
@@ -21,6 +20,7 @@ from agent.kubelet.api.v1 import (
     PodResources,
     PodResourcesListerBase,
 )
+from agent.kubelet.wire import Encoded, encode_allocatable
 from agent.simulation.changes import ResourceView
 from agent.simulation.clock import Clock
 from agent.simulation.device_manager.allocation import PodDevices
@@ -74,13 +74,6 @@ def answer(pods: Iterable[PodStatus], held: PodDevices) -> ListPodResourcesRespo
     )
 
 
-def allocatable(views: Iterable[ResourceView]) -> AllocatableResourcesResponse:
-    """What GetAllocatableResources says of these resources: one entry for each healthy device."""
-    return AllocatableResourcesResponse(
-        [ContainerDevices(view.name, [device]) for view in views for device in sorted(view.healthy)]
-    )
-
-
 class Lister(PodResourcesListerBase):
     """Serves List and GetAllocatableResources."""
 
@@ -102,16 +95,16 @@ class Lister(PodResourcesListerBase):
         self._limit()
         return self._snapshot()
 
-    async def get_allocatable_resources(
+    async def get_allocatable_resources(  # type: ignore[override]  # the codec takes what is encoded
         self, _allocatable_resources_request: AllocatableResourcesRequest
-    ) -> AllocatableResourcesResponse:
-        """What could be given now.
+    ) -> Encoded:
+        """What could be given now: one entry for each healthy device.
 
         Raises:
             GRPCError: as above.
         """
         self._limit()
-        return allocatable(self._views())
+        return encode_allocatable((view.name, sorted(view.healthy)) for view in self._views())
 
     def _limit(self) -> None:
         if not self._limiter.allow():

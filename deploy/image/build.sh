@@ -53,6 +53,7 @@ for platform in ${PLATFORMS:-linux/$machine}; do
     echo "-- $image for $platform, with $tool"
     "$tool" build "${arguments[@]}" ${base:+--build-arg BASE="$base"} --quiet "$@" . > /dev/null || {
         status=$?
+        echo "If pip said CERTIFICATE_VERIFY_FAILED or reached nothing: docs/installing.md, \"Behind a proxy\"." >&2
         [ -n "$base" ] || echo "If the base could not be pulled: BASE=debian makes one of Debian's packages, without a registry." >&2
         exit $status
     }

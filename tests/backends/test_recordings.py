@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 from click.testing import CliRunner
 
-from agent.cli import fairlead
+from agent.cli.commands import fairlead
 from tests.backends.trees import HOST, recorded_host
 from tests.needs import CORPUS
 

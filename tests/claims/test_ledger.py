@@ -449,3 +449,14 @@ class Witnessed(RuleBasedStateMachine):
 
 Witnessed.TestCase.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
 test_whatever_pods_and_witnesses_do = Witnessed.TestCase
+
+
+@pytest.mark.parametrize("ran", [POD | LATER, LATER], ids=["seen to run", "never seen to run"])
+def test_what_a_pod_had_that_ended_before_the_kubelet_began_with_an_empty_record_is_not_forgotten(
+    ran: frozenset[str],
+) -> None:
+    ledger = old_ledger()
+    ledger.known({X.slot: POD}, running=ran)
+    ledger.known({X.slot: POD}, running=LATER)
+    assert ledger.known({}, running=LATER, lost=True) == []
+    assert doubts(ledger) == [""]

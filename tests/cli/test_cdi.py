@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from agent.cdi import spec
 from agent.cdi.directory import Directory
-from agent.cli import fairlead
+from agent.cli.commands import fairlead
 from agent.runtime.errors import FairleadError
 from backends.base import ContainerEdits, Host, HostPath, Node
 

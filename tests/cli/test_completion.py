@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from agent.cli import _COMMANDS, fairlead
+from agent.cli.commands import _COMMANDS, fairlead
 from agent.cli.manual import EXAMPLES
 from agent.console.views import Device, Resource, Unclaimed
 from tests.cli.daemon import running
@@ -57,12 +58,16 @@ def test_commands_and_options_are_completed() -> None:
 def test_devices_of_a_running_daemon_are_completed_also_after_a_colon(command: str, tmp_path: Path) -> None:
     socket, config = tmp_path / "admin.sock", tmp_path / "config.toml"
     config.write_text(f'[agent]\nadmin_socket = "{socket}"\n')
-    devices = (Device("0000:3b:00.0", ("0000:3b:00.0",), "Healthy"), Device("kvm", ("kvm::0", "kvm::1"), "Healthy"))
+    gpu = Device("0000:3b:00.0", ("0000:3b:00.0",), "Healthy", name="nvidia3", nodes=("/dev/nvidia3", "/dev/nvidiactl"))
+    devices = (gpu, Device("kvm", ("kvm::0", "kvm::1"), "Healthy"))
     shown = replace(status(), resources=(Resource("a.b/c", "gpu", True, True, "", devices),))
-    shown = replace(shown, unclaimed=(Unclaimed("0000:3c:00.0", "gpu", "it has no driver"),))
+    lost = Unclaimed("0000:3c:00.0", "gpu", "it has no driver", name="nvidia5", nodes=("/dev/nvidiactl",))
+    shown = replace(shown, unclaimed=(lost,))
     line = command.format(f"--config {config}")
     with running(FakeDaemon(shown), socket):
-        assert completed(line, "kvm") == ["kvm::0", "kvm::1"]
+        assert completed(line, "kvm") == ["kvm", "kvm::0", "kvm::1"]
+        assert completed(line, "nv") == ["nvidia3", "nvidia5"]
+        assert completed(line, "/dev/n") == ["/dev/nvidia3"]  # and not what several have
         assert completed(line, "0000:3") == ["3b:00.0", "3c:00.0"]
         assert completed(line, "0000:3b:") == ["00.0"]
     assert completed(line, "kvm") == []
@@ -100,6 +105,12 @@ def test_every_example_of_the_man_page_is_a_command_as_it_would_be_typed() -> No
         assert command is not None
         command.make_context(name, arguments, parent=root).close()
         assert line.replace("-", r"\-") in examples
+
+
+def test_no_help_and_no_man_page_names_a_file_of_the_sources() -> None:
+    for arguments in (["manual"], *([name, "--help"] for name in _COMMANDS)):
+        shown = CliRunner().invoke(fairlead, arguments, prog_name="fairlead").output
+        assert re.search(r"\b(agent|backends|docs)/|\.py\b", shown) is None, arguments
 
 
 def test_lines_that_belong_apart_stay_so_in_help_and_man_page() -> None:

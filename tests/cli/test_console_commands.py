@@ -14,9 +14,10 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from agent import cli
-from agent.cli import connection, fairlead, output
+from agent.cli import commands, output
+from agent.cli.commands import fairlead
 from agent.cli.explain import lines
+from agent.console import advice, sockets
 from agent.console.client import NoDaemonError, WrongNameError
 from agent.console.views import (
     Configuration,
@@ -56,6 +57,13 @@ def run(daemon: FakeDaemon, tmp_path: Path) -> Iterator[Run]:
         yield invoke
 
 
+@pytest.fixture
+def at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 80 columns."""
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    monkeypatch.setattr(output, "columns", lambda: 80)
+
+
 def widest(result: Result) -> int:
     return max(map(len, result.output.splitlines()))
 
@@ -92,9 +100,11 @@ def test_a_node_that_is_well_is_a_short_table(run: Run) -> None:
     result = run("status")
     assert result.exit_code == 0
     assert "nvidia.com/gpu  registered" in result.output
-    assert len(result.output.splitlines()) == 4
+    assert len(result.output.splitlines()) == 8
+    assert "1 device, all well" in result.output.splitlines()
 
 
+@pytest.mark.usefixtures("at_a_terminal")
 def test_everything_that_is_wrong_is_shown_within_80_columns(daemon: FakeDaemon, run: Run) -> None:
     daemon.shown = troubled().shown
     result = run("status")
@@ -107,11 +117,11 @@ def test_everything_that_is_wrong_is_shown_within_80_columns(daemon: FakeDaemon,
 def test_status_says_which_witnesses_of_faults_are_heard_and_why_one_is_not(daemon: FakeDaemon, run: Run) -> None:
     log, nvml = Witness("the kernel's log", heard=True), Witness("NVIDIA's library (NVML)", heard=True)
     daemon.shown = replace(status(), witnesses=(log, replace(nvml, heard=False, needed=False, why="not needed")))
-    assert run("status").output.splitlines()[1:3] == ["Faults are told by the kernel's log", ""]
+    assert run("status").output.splitlines()[2:4] == ["Faults are told by the kernel's log", ""]
     daemon.shown = replace(status(), witnesses=(log, nvml))
-    assert run("status").output.splitlines()[1] == "Faults are told by the kernel's log and NVIDIA's library (NVML)"
+    assert run("status").output.splitlines()[2] == "Faults are told by the kernel's log and NVIDIA's library (NVML)"
     daemon.shown = replace(status(), witnesses=(replace(log, heard=False, why="permission denied"), nvml))
-    assert run("status").output.splitlines()[1:3] == [
+    assert run("status").output.splitlines()[2:4] == [
         "Faults are told by NVIDIA's library (NVML)",
         "The kernel's log is not heard: permission denied",
     ]
@@ -159,24 +169,105 @@ def test_what_is_held_by_a_pod_that_the_kubelet_does_not_name_says_what_is_await
     )
 
 
+@pytest.mark.usefixtures("at_a_terminal")
 def test_a_long_name_of_the_node_is_shown_within_80_columns(daemon: FakeDaemon, run: Run) -> None:
     kubelet = Kubelet("/var/lib/kubelet/device-plugins/kubelet.sock", False)
     daemon.shown = replace(status(), node="worker-3.europe.hardware.example.com", kubelet=kubelet)
     assert widest(run("status")) <= 80
 
 
+@pytest.mark.usefixtures("at_a_terminal")
 def test_a_name_that_leaves_no_room_for_numbers_stands_above_them(daemon: FakeDaemon, run: Run) -> None:
     name = f"hardware.example.com/{'x' * 63}"
     daemon.shown = status(
         Resource(name, "gpu", True, True, devices=(USED,)), Resource("a.b/c", "gpu", True, True, devices=(GPU,))
     )
-    assert [line.split() for line in run("status").output.splitlines()[2:]] == [
-        ["RESOURCE", "KUBELET", "OK", "DEGRADED", "BAD", "IN", "USE"],
+    assert [line.split() for line in run("status").output.splitlines()[3:7]] == [
+        ["RESOURCE", "KUBELET", "OK", "DEGRADED", "BAD", "DRAINED", "IN", "USE"],
         [name],
-        ["registered", "1", "0", "0", "1"],
-        ["a.b/c", "registered", "1", "0", "0", "0"],
+        ["registered", "1", "0", "0", "0", "1"],
+        ["a.b/c", "registered", "1", "0", "0", "0", "0"],
     ]
-    assert len({len(line) for line in run("status").output.splitlines()[2:] if line != name}) == 1
+    assert len({len(line) for line in run("status").output.splitlines()[3:7] if line != name}) == 1
+
+
+# --- devices ---
+
+DRAINED = Device(
+    "GPU-3", ("GPU-3",), "Unhealthy", "drained", "an operator drained it", 1500.0, hardware=("pci:0000:5f:00.0",)
+)
+LOST = Unclaimed(
+    "0000:60:00.0", "gpu", "it has no driver; nvidia is needed", "nvidia.com/gpu", "unusable", 1500.0,
+    hardware=("pci:0000:60:00.0",), name="nvidia5", model="H100",
+)  # fmt: skip
+WENT = replace(
+    LOST, device="GPU-6", reason="gone", why="it is not there any more", hardware=("pci:0000:61:00.0",), name=""
+)
+ALIEN = Unclaimed("0000:62:00.0", "gpu", "no resource selects it")
+
+
+def broken() -> FakeDaemon:
+    used = replace(USED, name="nvidia0", model="H100")
+    shown = status(Resource("nvidia.com/gpu", "gpu", True, True, devices=(SICK, DRAINED, used)))
+    return FakeDaemon(replace(shown, unclaimed=(LOST, WENT, ALIEN)))
+
+
+def test_each_device_has_a_line_that_can_be_searched(daemon: FakeDaemon, run: Run) -> None:
+    daemon.shown = broken().shown
+    since = output.since(1500.0, is_brief=False)
+    lines = run("devices").output.splitlines()
+    assert [line.split() for line in lines] == [
+        ["NAME", "MODEL", "ADDRESS", "RESOURCE", "STATE", "REASON", "SINCE", "POD"],
+        ["nvidia0", "H100", "0000:3b:00.0", "nvidia.com/gpu", "healthy", "-", "-", "team/training-0"],
+        ["GPU-2", "-", "0000:5e:00.0", "nvidia.com/gpu", "unhealthy", "xid-79", since, "-"],
+        ["GPU-3", "-", "0000:5f:00.0", "nvidia.com/gpu", "drained", "drained", since, "-"],
+        ["nvidia5", "H100", "0000:60:00.0", "nvidia.com/gpu", "not-offered", "unusable", since, "-"],
+        ["GPU-6", "H100", "0000:61:00.0", "nvidia.com/gpu", "gone", "gone", since, "-"],
+        ["0000:62:00.0", "-", "-", "-", "not-offered", "-", "-", "-"],
+    ]
+    assert set(lines) <= set(run("status").output.splitlines())
+    told = json.loads(run("devices", "--json").output)["devices"]
+    assert [(it["name"], it["state"], it["pods"]) for it in told[:2]] == [
+        ("nvidia0", "healthy", ["team/training-0"]), ("GPU-2", "unhealthy", []),
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("at_a_terminal")
+def test_a_narrow_terminal_cuts_the_table_and_folds_no_line(daemon: FakeDaemon, run: Run) -> None:
+    daemon.shown = broken().shown
+    result = run("devices")
+    assert len(result.output.splitlines()) == 7
+    assert widest(result) <= 80
+
+
+def test_off_a_terminal_no_line_is_folded_however_long(daemon: FakeDaemon, run: Run) -> None:
+    name, pod_name = f"hardware.example.com/{'x' * 63}", "p" * 60
+    held = Held("GPU-1", (Holder("team", pod_name, "main"),))
+    daemon.shown = status(
+        Resource(name, "gpu", True, True, devices=(replace(GPU, held=(held,)), replace(SICK, message="why " * 60)))
+    )
+    for command in (("status", "--pods"), ("status",), ("devices",)):
+        assert any(name in line and pod_name in line for line in run(*command).output.splitlines())
+    assert sum("why why" in line for line in run("status").output.splitlines()) == 1
+
+
+def test_a_drain_is_no_failure(daemon: FakeDaemon, run: Run) -> None:
+    daemon.shown = status(Resource("nvidia.com/gpu", "gpu", True, True, devices=(GPU, DRAINED)))
+    lines = run("status").output.splitlines()
+    assert lines[1] == "2 devices, all well, 1 drained"
+    assert [line.split()[2:] for line in lines if line.startswith("nvidia.com/gpu")] == [["1", "0", "0", "1", "0"]]
+    assert any(line.startswith("drained GPU-3") for line in lines)
+
+
+def test_each_trouble_says_what_it_means_what_to_do_and_what_ends_it(daemon: FakeDaemon, run: Run) -> None:
+    daemon.shown = broken().shown
+    said = [line.strip() for line in run("status").output.splitlines()]
+    at = said.index("do    Move the node's pods away and reboot it. " + advice._FAULTY_CARD)
+    assert said[at - 1] == "means The GPU has fallen off the bus."
+    assert said[at + 1] == "run   systemctl reboot"
+    assert said[at + 2].startswith("ends  With a new binding")
+    assert "run   fairlead undrain GPU-3" in said
+    assert "run   modprobe nvidia && echo 0000:60:00.0 > /sys/bus/pci/drivers_probe" in said
 
 
 def test_no_colours_where_there_is_no_terminal(run: Run, daemon: FakeDaemon) -> None:
@@ -199,7 +290,7 @@ def test_without_a_daemon_a_sentence_says_so(tmp_path: Path) -> None:
 def test_a_file_that_cannot_say_where_the_daemon_is_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes | None, why: str
 ) -> None:
-    monkeypatch.setattr(connection, "_DEFAULT", tmp_path / "nobody.sock")
+    monkeypatch.setattr(sockets, "_DEFAULT", tmp_path / "nobody.sock")
     config = tmp_path / "config.toml"
     if text is not None:
         config.write_bytes(text)
@@ -317,8 +408,8 @@ def test_a_reload_says_what_it_changed(daemon: FakeDaemon, run: Run) -> None:
 
 
 def test_the_commands_import_little_and_so_start_fast() -> None:
-    looking = ("discover", "doctor", "validate", "import", "migrate", "demo")  # by themselves, with backends
-    names = [f"agent.cli.{name}" for name in cli._COMMANDS if name not in looking]
+    looking = ("discover", "suggest", "doctor", "validate", "import", "migrate", "demo")  # by themselves, with backends
+    names = [f"agent.cli.{name}" for name in commands._COMMANDS if name not in looking]
     heavy = ("anyio", "betterproto", "structlog", "backends.registry", "agent.config")
     code = (
         "import sys; sys.argv = ['fairlead', 'status', '--config', '/nowhere']\n"

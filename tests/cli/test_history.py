@@ -12,7 +12,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cli import fairlead, output
+from agent.cli import output
+from agent.cli.commands import fairlead
 from agent.cli.device_history import _cells, _hours, lines
 from agent.console.views import History, Period
 from tests.cli.daemon import running
@@ -53,8 +54,7 @@ def test_a_strip_with_its_hours_shows_a_day_and_the_changes_stand_below_with_rea
     assert [change[19:].strip() for change in changes] == [
         "unknown: Fairlead did not run",
         "healthy, held by training/llama-0",
-        "unhealthy, xid-79, held by training/llama-0: It is",
-        "off the bus.",
+        "unhealthy, xid-79, held by training/llama-0: It is off the bus.",
         "healthy, free",
     ]
     assert changes[2].startswith("2026-11-20 00:00:00 ")
@@ -91,6 +91,7 @@ def test_how_it_is_now_shows_though_the_daemon_has_only_begun() -> None:
 
 
 def test_lines_are_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
     monkeypatch.setattr(output, "columns", lambda: 40)
     shown = [line for text in lines(History("GPU-1", "a.b/c", PAST)) for line in text.splitlines()]
     assert max(len(line) for line in shown if "\x1b" not in line) <= 40

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from agent.cli import fairlead
+from agent.cli.commands import fairlead
 from agent.config import load
 from agent.importing.yaml_tree import MOST_BYTES
 

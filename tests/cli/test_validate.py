@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from agent.cli import fairlead
+from agent.cli.commands import fairlead
 from tests.config.fakes import FakeRegistry
 
 _VALID = """\
@@ -113,14 +113,16 @@ def test_problems_in_json(file: Path) -> None:
 
 def test_the_help_lists_every_command_without_importing_one() -> None:
     code = (
-        "import sys; from click.testing import CliRunner; from agent.cli import fairlead;"
+        "import sys; from click.testing import CliRunner; from agent.cli.commands import fairlead;"
         "print(CliRunner().invoke(fairlead, ['--help']).output);"
         "print(sorted(name for name in sys.modules if name.startswith(('agent.', 'msgspec', 'structlog'))))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     for command in ("run", "discover", "validate", "import", "demo"):
         assert f"\n  {command} " in found.stdout
-    assert found.stdout.splitlines()[-1] == "['agent.cli', 'agent.runtime', 'agent.runtime.errors']"
+    assert (
+        found.stdout.splitlines()[-1] == "['agent.cli', 'agent.cli.commands', 'agent.runtime', 'agent.runtime.errors']"
+    )
 
 
 def test_a_wrong_command_is_answered_with_the_right_one() -> None:

@@ -264,9 +264,9 @@ _ODD = '[[resource]]\nname = "a.b/odd"\nbackend = "odd"\n'
             f'[agent]\nplugin_dir = "/{"d" * 75}"\n',
             "2: agent.plugin_dir: is too long: a socket in it would have a path of 108 bytes, and 107 is the most",
         ),
-        ("a = 1\nb = \n", " this is no TOML: Invalid value"),
-        ('a = "', " this is no TOML: Unterminated string"),
-        ("a = 1\na = 2\n", " this is no TOML: Cannot overwrite a value"),
+        ("a = 1\nb = \n", ' this is no TOML: the key has no value; write: b = ""'),
+        ('a = "', ' this is no TOML: the quote at the end is missing; write: a = ""'),
+        ("a = 1\na = 2\n", " this is no TOML: the key a is here twice, first in line 1; keep one"),
     ],
 )
 def test_a_mistake_is_told_with_its_line_and_what_to_do(told: Told, text: str, problem: str) -> None:
@@ -277,7 +277,7 @@ def test_a_mistake_is_told_with_its_line_and_what_to_do(told: Told, text: str, p
 
 
 @pytest.mark.parametrize(
-    ("text", "line"), [("a = 1\nb = \n", 2), ("\n\na = '''\nx", 4), ("\n[a\n", 2), ("[a]\n[a]\n", 2)]
+    ("text", "line"), [("a = 1\nb = \n", 2), ("\n\na = '''\nx = 1", 3), ("\n[a\n", 2), ("[a]\n[a]\n", 2)]
 )
 def test_a_syntax_error_is_told_with_its_line(load_text: Load, text: str, line: int) -> None:
     with pytest.raises(ConfigError) as error:

@@ -18,6 +18,7 @@ from agent.console.views import (
     Histories,
     History,
     Kubelet,
+    Note,
     Period,
     Reloaded,
     Resource,
@@ -56,6 +57,7 @@ class FakeDaemon:
     plain: tuple[Period, ...] = (Period(2000.0 - 86400.0, 2000.0, "Healthy"),)
     past: dict[str, tuple[Period, ...]] = field(default_factory=dict)
     """Of GPUs that changed, by their keys."""
+    notes: tuple[Note, ...] = ()
 
     async def status(self) -> Status:
         return self.shown
@@ -76,9 +78,8 @@ class FakeDaemon:
         return History(device, "nvidia.com/gpu", self.past.get(device, self.plain))
 
     async def histories(self) -> Histories:
-        return Histories(
-            self.plain, tuple(History(key, "nvidia.com/gpu", periods) for key, periods in self.past.items())
-        )
+        others = tuple(History(key, "nvidia.com/gpu", periods) for key, periods in self.past.items())
+        return Histories(self.plain, others, self.notes)
 
     async def drain(self, device: str, reason: str, until: float | None) -> Drained:
         self._known(device)

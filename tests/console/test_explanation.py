@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.console.control import NoSuchDeviceError
-from agent.console.explanation import Knowledge, explain
+from agent.console.explanation import Knowledge, explain, find
 from agent.console.views import Decision, Explanation, Gift, Held, Holder, Problem, Signal
 from agent.health import Statement
 from agent.inventory.inventory import Inventory
@@ -57,7 +57,9 @@ class World:
         self.beside: list[tuple[str, Device]] = []
 
     def explain(self, name: str) -> Explanation:
-        return explain(self.known, name)
+        it = explain(self.known, find(self.known, name), name)
+        assert it is not None
+        return it
 
 
 def decided(it: Explanation) -> Iterable[tuple[str, bool, str]]:

@@ -105,8 +105,8 @@ class Pod:
 
     @property
     def url(self) -> str:
-        """Its page, within its network, where the kubelet's probes of either kind arrive."""
-        return f"http://127.0.0.1:{self._manifests.container['readinessProbe']['httpGet']['port']}/"
+        """Its page, within its network."""
+        return "http://127.0.0.1:9440/"
 
     def get(self, path: str) -> str:
         """What HTTP has there."""
@@ -114,12 +114,12 @@ class Pod:
 
     def probe(self, name: str) -> None:
         """Ask one of its probes until it succeeds."""
-        path = self._manifests.container[name]["httpGet"]["path"]
+        command = self._manifests.container[name]["exec"]["command"]
         refusals: list[object] = []
 
         def succeeds() -> bool:
             try:
-                self.get(path)
+                self.run(*command)
             except SystemExit as refusal:
                 refusals.append(refusal)
                 return False

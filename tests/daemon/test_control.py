@@ -12,9 +12,10 @@ from agent.console.device_views import draw
 from agent.console.views import Held, Holder, Resource
 from agent.daemon.reporting import list_warnings
 from agent.daemon.supervisor import Agent
+from agent.health import Statement
 from agent.history import recorder, timeline
 from agent.model import Health, Slot, Snapshot, State
-from backends.base import Discovery, Signal, Verdict
+from backends.base import Clears, Discovery, Signal, Verdict
 from tests.daemon.node import TOY, Node, pod, toys
 from tests.daemon.test_supervisor_health import CARDS, Cards, cards
 from tests.fakes import device
@@ -133,7 +134,31 @@ async def test_a_devices_ids_stand_together_by_their_state() -> None:
     card, sick = device("card"), Health(State.UNHEALTHY, "hot", "It burns.")
     slots = [Slot(f"card::{n}", card, Health(State.HEALTHY) if n == 1 else sick) for n in range(4)]
     gone = Slot("old", None, Health(State.UNHEALTHY, "gone"))
-    drawn = await draw(Snapshot("r", 1, {slot.id: slot for slot in (*slots, gone)}), lambda monotonic: monotonic)
+    until = 1_800_000_000.0
+    said = [
+        Statement(
+            "record", Verdict.NOW, "xid-79", "It fell.", 0.0, True, waits_for=frozenset({Clears.REBIND, Clears.BOOT})
+        ),
+        Statement("operator", Verdict.NOW, "drained", "New riser.", 0.0, True, until),
+        Statement("quarantine", Verdict.NOW, "flapping", "It flaps.", 0.0, True, until),
+        Statement("probe", Verdict.NOW, "hot", "It burns.", 0.0, True),
+        Statement("probe", Verdict.NOW, "dim", "It is dim.", 0.0, False),
+    ]
+    snapshot = Snapshot("r", 1, {slot.id: slot for slot in (*slots, gone)})
+    drawn = await draw(snapshot, lambda monotonic: monotonic, lambda _: said)
+    at = "2027-01-15 08:00:00 UTC"
+    assert [it.ends for it in drawn.devices] == [
+        "",
+        "; and ".join(
+            (
+                "a reboot or its driver bound anew",
+                f"`fairlead undrain`, or at {at}",
+                f"time, at {at} if it stays well, or `fairlead undrain`",
+                "the next look that finds it well",
+            )
+        ),
+        "its return, or the end of the pod that has it",
+    ]
     assert [(it.key, it.ids, it.state) for it in drawn.devices] == [
         ("card", ("card::1",), "Healthy"),
         ("card", ("card::0", "card::2", "card::3"), "Unhealthy"),

@@ -23,8 +23,9 @@ from agent.daemon.state_file import Kept, StateFile
 from agent.health import Drain, Handled, KeptHealth
 from agent.health.flapping import Quarantine
 from agent.health.latches import Latch
+from agent.health.probes import Active, Sighting
 from agent.model import Held
-from backends.base import Clears, Signal, Verdict
+from backends.base import Clears, Seconds, Signal, Verdict
 from tests.fakes import device, held
 from tests.wait import PATIENCE, limit, pass_time, until
 
@@ -372,6 +373,13 @@ HEALTH = KeptHealth(
             "boot 1",
             77,
             {"gpu": "nvidia 4711"},
+        ),
+    ),
+    sightings=(
+        Sighting(
+            "infiniband",
+            "mlx5_0",
+            Active(Signal("pci:4", "port-down", Verdict.DELAYED, "", after=Seconds(10), recover_after=Seconds(5)), 3.0),
         ),
     ),
     quarantines=(Quarantine("pci:3", 2, 7.0, 127.0, "it became Unhealthy 5 times"),),

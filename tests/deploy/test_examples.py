@@ -12,7 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from agent.cli import fairlead
+from agent.cli.commands import fairlead
 from agent.config.templates import fits
 from tests.deploy.manifests import KUBERNETES, REPOSITORY, run
 

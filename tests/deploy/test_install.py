@@ -142,3 +142,22 @@ def test_where_the_first_does_not_come_back_the_second_serves_until_the_script_r
 
 def test_a_service_that_does_not_run_is_not_started(systemd: Systemd) -> None:
     assert systemd.asked(fails="--quiet is-active fairlead") == []
+
+
+def test_make_says_what_it_installs_and_how_large_that_gets(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nif [ "$2" = venv ]; then mkdir -p "$3/bin" && cp "$0" "$3/bin/python"; fi\n')
+    python.chmod(0o755)
+    for target, locks, said in (("demo", ("run", "build"), "(run build)"), ("test", ("dev",), "(dev)")):
+        into = tmp_path / target
+        ran = subprocess.run(
+            ["sh", REPOSITORY / "tools/environment.sh", into, *locks], cwd=REPOSITORY,
+            env={**os.environ, "PYTHON": str(python)}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        found = re.match(
+            rf"-- installing [0-9]+ packages \({' '.join(locks)}\) into {into}, once: ([0-9]+) MB", ran.stdout
+        )
+        assert found is not None, ran.stdout
+        assert said in ran.stdout
+        assert re.search(rf"`make {target}`[^.]* {found[1]} MB into", (REPOSITORY / "README.md").read_text())
+        assert not (into / "fetched").exists()

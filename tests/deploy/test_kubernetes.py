@@ -161,18 +161,18 @@ def test_every_volume_is_mounted(manifests: Manifests) -> None:
 # --- probes ---
 
 
-def test_the_probes_ask_where_http_is_served(manifests: Manifests, config: Config) -> None:
+def test_the_probes_ask_the_pods_own_daemon_where_no_other_user_can_answer(manifests: Manifests) -> None:
+    for name, what in (("startupProbe", "live"), ("livenessProbe", "live"), ("readinessProbe", "ready")):
+        assert manifests.container[name]["exec"]["command"] == ["fairlead", "probe", what]
+        assert "httpGet" not in manifests.container[name]
+
+
+def test_http_is_served_to_the_node_alone_or_at_a_port_of_the_pods_own(manifests: Manifests, config: Config) -> None:
     assert config.http.is_on
     address, _, port = config.http.listen.rpartition(":")
     named = {one["name"]: one["containerPort"] for one in manifests.container.get("ports", ())}
     # On the node's network a port that is named keeps a second pod from the node, and with it a rolling update.
     assert named == ({} if manifests.pod.get("hostNetwork") else {"http": int(port)})
-    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        asked = manifests.container[probe]["httpGet"]
-        assert asked["port"] == int(port)
-        assert asked["path"] == ("/readyz" if probe == "readinessProbe" else "/healthz")
-        # Without a host the kubelet asks at the pod's address, where a daemon that listens to its localhost is deaf.
-        assert asked.get("host", "0.0.0.0") == address
     assert manifests.pod.get("hostNetwork", False) == (address == "127.0.0.1")
 
 

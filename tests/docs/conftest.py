@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from agent.cli import fairlead
+from agent.cli.commands import fairlead
 from tests.backends import machines
 from tests.backends.trees import plant
 from tests.docs.pages import REPOSITORY

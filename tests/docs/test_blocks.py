@@ -15,7 +15,7 @@ import pytest
 import yaml
 from kubernetes_validate import validate
 
-from agent.cli import fairlead
+from agent.cli.commands import fairlead
 from agent.config import load
 from tests.docs.pages import LANGUAGES, MARKS, PAGES, REPOSITORY, Block, blocks, every, text
 

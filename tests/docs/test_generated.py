@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from agent.config.resources import RESOURCE_KEYS
 from agent.config.schema import schema
-from tools import configuration_page, conformance_page, licences_page
+from tools import configuration_page, conformance_page, licences_page, reasons_section
 
 _FINE: Final = re.compile(r"MIT|BSD|Apache|PSF-2\.0|Python Software Foundation|MPL|Mozilla|LGPL")
 _STALE: Final = "run `make generated`"
@@ -32,6 +32,10 @@ def _keys(whole: dict[str, Any]) -> Iterator[str]:
 
 def test_the_checks_of_the_conformance_suite_are_current() -> None:
     assert conformance_page.PAGE.read_text() == conformance_page.page(), _STALE
+
+
+def test_the_table_of_reasons_is_current() -> None:
+    assert reasons_section.PAGE.read_text() == reasons_section.page(), _STALE
 
 
 def test_the_list_of_licences_is_current() -> None:

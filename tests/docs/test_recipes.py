@@ -13,7 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from agent.cli import fairlead
+from agent.cli.commands import fairlead
 from tests.backends.trees import HOST, planted_host
 from tests.docs.pages import PAGES, Block, blocks, text
 from tests.docs.recipe_nodes import NODES

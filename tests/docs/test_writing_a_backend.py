@@ -54,7 +54,7 @@ def test_it_says_something_of_every_method() -> None:
 
 
 def test_its_times_are_those_in_force() -> None:
-    rows = {row[0]: row[2] for line in PAGE.splitlines() if (row := [cell.strip() for cell in line.split("|")][1:])}
+    rows = {row[0]: row[2] for line in PAGE.splitlines() if (row := [cell.strip() for cell in line.split("|")][1:])[2:]}
     assert {rows["`units`"], rows["`discover`, `probe` and `glance` of a unit"]} == {f"{UNIT_DEADLINE:g} s"}
     assert rows["`adopt` of a device"] == f"{ADOPT_DEADLINE:g} s"
     assert rows["`claim`"] == f"{CLAIM_DEADLINE:g} s, with the look after it"

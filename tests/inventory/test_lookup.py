@@ -192,3 +192,61 @@ def test_an_id_with_another_card_behind_it_is_the_card_that_is_there() -> None:
     it.claim([held("a.example/one", "d", device("d", hardware=["pci:1"]))])
     it.update(KIND, by_unit([device("d", "a.example/one", hardware=["pci:2"])]))
     assert it.find("d") == {"pci:2"}
+
+
+GPUS = tuple(
+    Place(
+        frozenset({f"pci:0000:{n}b:00.0"}),
+        uuid,
+        "nvidia.com/gpu",
+        (uuid,),
+        device=Device(
+            uuid,
+            uuid,
+            frozenset({f"pci:0000:{n}b:00.0"}),
+            nodes=(Node(HostPath(f"/dev/nvidia{n}"), f"/dev/nvidia{n}", "rw"),),
+            attributes={"vendor": ("10de",), "minor": (str(n),)},
+        ),
+    )
+    for n, uuid in ((3, "GPU-5f3c2a3b-8d1e-4c77"), (5, "GPU-5f3c9999-0000-1111"))
+)
+
+
+@pytest.mark.parametrize(
+    "name", ["GPU-5f3c2", "gpu-5F3C2A3B", "GPU-5f3c2a3b-8d…", "GPU-5f3c2a3b...", "5f3c2a3b", "5f3c2a3b-8d"]
+)
+def test_the_beginning_of_one_id_is_that_device(name: str) -> None:
+    assert find(name, GPUS) == GPUS[0].hardware
+
+
+def test_the_beginning_of_several_ids_is_none_of_them_and_says_so() -> None:
+    with pytest.raises(AmbiguousError) as refused:
+        find("GPU-5f3c", GPUS)
+    assert refused.value.sentence == (
+        "'GPU-5f3c' begins 2 names, such as GPU-5f3c2a3b-8d1e-4c77 and GPU-5f3c9999-0000-1111; "
+        "write more of the one you mean"
+    )
+    for short in ("GPU", "5f3c", ""):
+        with pytest.raises(FairleadError, match="no device"):
+            find(short, GPUS)
+
+
+@pytest.mark.parametrize(
+    "name", ["nvidia5", "/dev/nvidia5", "GPU-5f3c9999-0000-1111", "nvidia.com/gpu/GPU-5f3c9999-0000-1111"]
+)
+def test_what_was_offered_is_found_by_what_it_was_called_then(name: str) -> None:
+    there = Place(frozenset({"pci:0000:5b:00.0"}), "0000:5b:00.0", device=Device("u", "0000:5b:00.0", frozenset()))
+    assert find(name, [there, GPUS[0]], (), [GPUS[1]]) == {"pci:0000:5b:00.0"}
+
+
+def test_a_name_is_the_device_that_has_it_now_not_the_one_that_had_it() -> None:
+    old = GPUS[1]._replace(hardware=frozenset({"pci:old"}))
+    assert find("nvidia5", GPUS, (), [old]) == GPUS[1].hardware
+
+
+def test_a_miss_says_what_was_meant_and_lists_nothing() -> None:
+    with pytest.raises(FairleadError, match=r"no device 'nvidia55'; did you mean 'nvidia5'\?$"):
+        find("nvidia55", GPUS)
+    with pytest.raises(FairleadError) as refused:
+        find("toaster", [Place(frozenset({f"h{n}"}), f"card-{n}") for n in range(15)])
+    assert refused.value.sentence == "there is no device 'toaster'; `fairlead devices` lists what there is"

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from agent.inventory import shortfall
 from agent.inventory.inventory import Inventory
-from agent.inventory.shortfall import Shortfall, found_missing, not_offered
+from agent.inventory.shortfall import Shortfall, departure, found_missing, not_offered
 from backends.base import Device, Resource
 from tests.fakes import KIND, Fake, by_unit, device, held, inventory, reconfigure, resource
 
@@ -281,3 +281,17 @@ async def test_no_more_than_so_many_that_went_are_remembered(monkeypatch: pytest
 def test_a_look_without_a_daemon_finds_the_same() -> None:
     it: Inventory = inventory(resource(A), devices=[device("x", A), device("y", unusable="no driver")])
     assert [(one.device, one.resource) for one in found_missing(it)] == [("y", A)]
+
+
+@pytest.mark.parametrize(
+    ("now", "why"),
+    [
+        ((), ("gone", "it is not there any more")),
+        ((device("x", A, unusable="it has no driver"),), ("unusable", "it has no driver")),
+        ((device("x", B),), ("elsewhere", f"{B} has it now")),
+        ((device("x"),), ("unselected", f"{A} does not take it")),
+    ],
+)
+def test_why_a_device_has_left_its_list(now: tuple[Device, ...], why: tuple[str, str]) -> None:
+    reason, sentence = departure(inventory(resource(A), resource(B), devices=now), device("x", A))
+    assert (reason, sentence[: len(why[1])]) == why

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from agent.discovery.sources.paths import DirectoryWatch
+from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.lock import exclusive
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.pods.podresources import list_pods
-from agent.kubelet.registration import Kubelet, Registrar
+from agent.kubelet.registration import Registrar
 from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import PluginOptions
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet

@@ -11,8 +11,10 @@ import pytest
 
 from agent.daemon.handover import Giver
 from agent.kubelet.handover import SOCKET, End, Predecessor, Relay, StandbyLostError, Standbys
+from agent.kubelet.kubelet_socket import Kubelet
+from agent.kubelet.lock import exclusive
 from agent.kubelet.plugin import Plugin
-from agent.kubelet.registration import Kubelet, Registrar
+from agent.kubelet.registration import Registrar
 from tests.background import running as background
 from tests.kubelet.plugins import TOY, nothing
 from tests.wait import limit, until
@@ -50,10 +52,10 @@ async def serving_before(path: Path, *answers: str) -> AsyncIterator[list[str]]:
 @pytest.mark.parametrize(
     ("answers", "told", "how"),
     [
-        (["take 2", "ended a/b closed"], "end a/b fairlead/1-a_b.sock", End.CLOSED),
+        (["take 3", "ended a/b closed"], "end a/b fairlead/1-a_b.sock", End.CLOSED),
         (["take 2", "ended a/b kept"], "end a/b fairlead/1-a_b.sock", End.KEPT),
         (["take", "ended a/b"], "end a/b", End.UNKNOWN),  # one that registers at fixed paths
-        (["take 2"], "end a/b fairlead/1-a_b.sock", End.UNKNOWN),  # it dies
+        (["take 3"], "end a/b fairlead/1-a_b.sock", End.UNKNOWN),  # it dies
     ],
 )
 async def test_the_agent_before_is_told_where_we_are_in_its_own_words_and_says_what_became_of_its_stream(
@@ -65,23 +67,29 @@ async def test_the_agent_before_is_told_where_we_are_in_its_own_words_and_says_w
         predecessor.ready()
         assert predecessor.has_fixed_paths == (answers[0] == "take")
         assert await predecessor.end("a/b", "fairlead/1-a_b.sock") is how
-        await until(lambda: said == ["ready 1 0.1.0 2", told])
+        await until(lambda: said == ["ready 1 0.1.0 3", told])
 
 
 @pytest.mark.parametrize(
-    ("ready", "end", "ended"),
+    ("ready", "take", "end", "ended"),
     [
-        ("ready 7 0.1.0 2", f"end {TOY} fairlead/1-x.sock", f"ended {TOY} closed"),
-        ("ready 7 0.1.0", f"end {TOY}", f"ended {TOY}"),
+        ("ready 7 0.1.0 4", "take 3", f"end {TOY} fairlead/1-x.sock", f"ended {TOY} closed"),
+        ("ready 7 0.1.0 3", "take 3", f"end {TOY} fairlead/1-x.sock", f"ended {TOY} closed"),
+        ("ready 7 0.1.0 2", "take 2", f"end {TOY} fairlead/1-x.sock", f"ended {TOY} closed"),
+        ("ready 7 0.1.0", "take 1", f"end {TOY}", f"ended {TOY}"),
     ],
-    ids=["as we do", "at fixed paths"],
+    ids=["a later one", "as we do", "without `given`", "at fixed paths"],
 )
-async def test_a_standby_is_answered_in_its_own_words(tmp_path: Path, ready: str, end: str, ended: str) -> None:
+async def test_a_standby_is_answered_in_its_own_words_and_one_that_knows_better_finds_us_at_work_until_it_has_the_lock(
+    tmp_path: Path, ready: str, take: str, end: str, ended: str
+) -> None:
+    said: list[str] = []
+
     async def stop() -> None:
-        pass
+        said.append("stopped")
 
     standbys = Standbys()
-    async with standbys.listening(tmp_path):
+    async with standbys.listening(tmp_path), exclusive(tmp_path / "lock", said.append) as lock:
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / SOCKET))
         writer.write(f"{ready}\n".encode())
         await until(standbys.ready)
@@ -91,9 +99,16 @@ async def test_a_standby_is_answered_in_its_own_words(tmp_path: Path, ready: str
         plugin = Plugin(TOY, nothing)
         registrars = {TOY: Registrar(plugin, Kubelet(tmp_path / "kubelet.sock"), tmp_path)}
         async with limit():
-            given = asyncio.ensure_future(Giver(registrars, {TOY: plugin}, Relay(tmp_path), stop).give(standby))
-            assert await reader.readline() == b"take 2\n"
-            writer.write(f"taking\n{end}\n".encode())
+            giver = Giver(registrars, {TOY: plugin}, Relay(tmp_path), lock, stop)
+            given = asyncio.ensure_future(giver.give(standby))
+            assert (await reader.readline()).decode().strip() == take
+            assert said == ([] if take == "take 3" else ["stopped"])
+            async with exclusive(tmp_path / "lock", said.append):  # it is free
+                writer.write(b"taking\n")
+                if take == "take 3":
+                    assert await reader.readline() == b"given\n"
+                assert said == ["stopped"]
+            writer.write(f"{end}\n".encode())
             assert (await reader.readline()).decode().strip() == ended
             writer.write(b"done\n")
             assert await given

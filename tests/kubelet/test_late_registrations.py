@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from agent.kubelet import registration
+from agent.kubelet import kubelet_socket, registration
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.plugin_client import PluginClient
 from tests.kubelet.plugins import TOY
@@ -33,7 +33,7 @@ async def test_a_registration_that_is_taken_up_late_does_not_cost_the_resource(
     await node.start()
     async with running(node) as agent:
         await until(lambda: len(gates) == 1)
-        pass_time(registration._REGISTER_DEADLINE)
+        pass_time(kubelet_socket._REGISTER_DEADLINE)
         await until(lambda: len(gates) == 2)
         first, second = gates if earlier else reversed(gates)
         first.set()

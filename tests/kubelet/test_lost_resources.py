@@ -16,12 +16,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.kubelet import lost_resources, other_plugins
+from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.lost_resources import INTERVAL, SETTLED, LostResources
 from agent.kubelet.other_plugins import Observation
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.pods.checkpoint import FILE_NAME, record
 from agent.kubelet.pods.podresources import PodResourcesError
-from agent.kubelet.registration import Kubelet
 from agent.kubelet.transport.server import SocketServer
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.sockets import Version
@@ -124,6 +124,25 @@ async def test_another_plugin_that_was_killed_leaves_its_socket_and_one_of_1_37_
             assert "theirs" in agent.registrar.rival
             server._made = None  # it leaves its socket
         clock.now += SETTLED
+        await looks.look()
+        await until(lambda: node.resources[TOY].healthy == {"a", "b"})
+        await stays_well(node, agent)
+
+
+async def test_another_plugin_that_is_found_out_only_after_its_end_keeps_no_name(node: SimulatedKubelet) -> None:
+    """A kubelet of 1.37 that has gone back to us has its devices until our next list."""
+    async with running(node) as agent:
+        await stays_well(node, agent)
+        clock = Clock(agent)
+        clock.now = clock.start + SETTLED - 0.1
+        looks = looking(agent, node, clock, wall=record(node.plugin_dir)[0] + 0.1)
+        await looks.look()
+        async with rival(node, ids=("theirs",)):
+            looks.changed(node.plugin_dir / "rival.sock")
+            await looks.look()
+        looks.changed(node.plugin_dir / "rival.sock")
+        await looks.look()
+        clock.now = clock.start + SETTLED + 0.1
         await looks.look()
         await until(lambda: node.resources[TOY].healthy == {"a", "b"})
         await stays_well(node, agent)

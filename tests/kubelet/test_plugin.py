@@ -10,6 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -531,6 +532,29 @@ async def test_the_kubelet_is_told_to_ask_before_a_start_only_where_there_is_som
 # --- A7.1: what the kubelet was told ---
 
 
+async def test_an_id_that_left_is_not_given_out_as_long_as_the_kubelet_stands_still(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on with what it believed, asks for that ID, and reads the list that lacks it while its Allocate is answered."""
+    clock = Clock(monkeypatch)
+    stage.lists.put("a", "b")
+    async with stage.client.watch() as stream:
+        await listed(stream)
+        kubelet = stream._stream.connection._transport
+        kubelet.pause_reading()
+        for change in (stage.lists.drop, stage.lists.put):
+            change("b")
+            await until(lambda: stage.plugin._sent.keys() == stage.lists.listing.slots.keys())
+        for _ in range(3):
+            clock.now += plugin_module.REMEMBERED
+            assert not stage.plugin._was_told("b")
+        kubelet.resume_reading()
+        assert [await listed(stream), await listed(stream)] == [healthy("a"), healthy("ab")]
+        for told in (False, False, False, True):
+            assert stage.plugin._was_told("b") is told
+            clock.now += 0.4 * plugin_module.REMEMBERED
+
+
 class Told:
     """An allocation that asks of each ID whether the kubelet was told, and hands nothing out."""
 
@@ -632,6 +656,8 @@ async def test_an_id_that_is_back_is_given_once_the_kubelet_can_be_at_no_list_wi
 class Reader:
     """A kubelet's end of a stream: the lists that it was sent, and when."""
 
+    peer = SimpleNamespace(_transport=SimpleNamespace(is_unread=lambda: False))
+
     def __init__(self, clock: Clock) -> None:
         self.lists: list[tuple[float, frozenset[str]]] = []
         self._clock = clock
@@ -714,7 +740,40 @@ async def test_an_id_that_leaves_again_while_an_allocate_waits_for_it_is_not_giv
             await comes_back()
             clock.now += 8 * COALESCE
             pass_time(10 * COALESCE)
+            await settled()
+            assert not waits.done(), "it is remembered from its second leaving"
+            lists.drop("a")
+            await listed(stream)
+            pass_time(10 * COALESCE)
             assert await waits == {"a": False}
+
+
+async def test_an_id_that_is_back_is_given_a_second_after_the_last_record_of_a_kubelet_whose_disk_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes a record at each list that it reads, and may only now be on its way to the one that lacked the ID."""
+    clock, told, written = Clock(monkeypatch), Told(), itertools.count()
+    number = next(written)
+    plugin = Plugin(TOY, told.allocate, record=lambda: number)
+    lists = Lists(plugin)
+    async with served(tmp_path / "s", plugin), connected(tmp_path / "s") as client:
+        lists.put("a", "b")
+        async with client.watch() as stream:
+            await listed(stream)
+            for change in (lists.drop, lists.put):
+                clock.now += COALESCE
+                change("a")
+                await listed(stream)
+            waits = await asking(client, plugin, told, "a")
+            for _ in range(3):
+                clock.now += 8 * COALESCE
+                number = next(written)
+                pass_time(10 * COALESCE)
+                await settled()
+                assert not waits.done()
+            clock.now += 11 * COALESCE
+            pass_time(10 * COALESCE)
+            assert await waits == {"a": True}
 
 
 async def test_an_id_that_left_in_a_list_that_says_nothing_of_changes_is_remembered_too(

@@ -22,11 +22,12 @@ from structlog.testing import capture_logs
 
 from agent.discovery.sources.paths import Change as PathChange
 from agent.discovery.sources.paths import DirectoryWatch
-from agent.kubelet import registration
+from agent.kubelet import kubelet_socket, registration
 from agent.kubelet.api.v1beta1 import DevicePluginOptions, Empty, RegisterRequest, RegistrationBase
+from agent.kubelet.kubelet_socket import Kubelet, RegistrationError
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.preference import plain
-from agent.kubelet.registration import Kubelet, Registrar, RegistrationError
+from agent.kubelet.registration import Registrar
 from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import Encoded, PluginOptions, PreferredRequest
 from agent.simulation import plugin_client
@@ -151,7 +152,8 @@ class Tries:
             return await wait(registrar, delay, most, generation)
 
         monkeypatch.setattr(Registrar, "_wait_to_retry", noted)
-        monkeypatch.setattr(registration, "time", SimpleNamespace(monotonic=lambda: loop.time()))
+        for module in (registration, kubelet_socket):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: loop.time()))
 
 
 def doubling(most: float, count: int) -> list[float]:

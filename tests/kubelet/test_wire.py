@@ -24,6 +24,7 @@ from agent.kubelet.wire import (
     allocatable_devices,
     device_head,
     device_tail,
+    encode_allocatable,
     encode_allocate,
     encode_allocate_call,
     encode_ids,
@@ -182,6 +183,16 @@ def test_a_pod_list_is_read_as_betterproto_wrote_it(pods: Any) -> None:
 def test_what_can_be_given_out_is_read_as_betterproto_wrote_it(entries: list[tuple[str, list[str]]]) -> None:
     written = v1.AllocatableResourcesResponse([v1.ContainerDevices(name, ids) for name, ids in entries])
     assert read_allocatable(bytes(written)) == [(name, tuple(ids)) for name, ids in entries]
+
+
+@quick
+@given(st.lists(st.tuples(text, st.lists(text, max_size=2)), max_size=4))
+def test_a_simulated_kubelet_says_what_can_be_given_out_as_betterproto_would(
+    resources: list[tuple[str, list[str]]],
+) -> None:
+    devices = [v1.ContainerDevices(name, [device]) for name, ids in resources for device in ids if device]
+    written = encode_allocatable((name, [device for device in ids if device]) for name, ids in resources)
+    assert written == bytes(v1.AllocatableResourcesResponse(devices))
 
 
 parsers = pytest.mark.parametrize("parse", [DeviceList.parse, AllocateCall.parse, read_pods, read_allocatable])

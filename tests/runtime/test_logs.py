@@ -50,6 +50,15 @@ def test_anywhere_but_on_a_terminal_an_event_is_one_json_line() -> None:
     assert event == {"event": "registered", "level": "info", "resource": "a.b/kvm", "socket": "/x", "devices": 3}
 
 
+def test_what_happened_how_bad_and_when_come_first_and_what_is_empty_not_at_all() -> None:
+    stream = io.StringIO()
+    logs.set_up(stream=stream)
+    structlog.get_logger().warning("device-changed", device="d", reason="", message="", count=0, ids=(), pid=None)
+    (event,) = _events(stream)
+    assert list(event)[:3] == ["event", "level", "timestamp"]
+    assert event.keys() - {"event", "level", "timestamp"} == {"device", "count", "ids", "pid"}
+
+
 def test_what_is_no_text_is_logged_all_the_same() -> None:
     stream = io.StringIO()
     logs.set_up(stream=stream)
@@ -139,10 +148,10 @@ def test_the_daemon_imports_nothing_large_that_it_does_not_need() -> None:
     code = (
         "import sys; from agent import cli; sys.argv = ['fairlead', 'run', '--config', '/nowhere']\n"
         "try: cli.main()\n"
-        "except SystemExit: print('agent.daemon.supervisor' in sys.modules, {'rich', 'betterproto', 'importlib.metadata', 'pyudev', 'shutil', 'hashlib'} & sys.modules.keys()); import rich"
+        "except SystemExit: print('agent.daemon.supervisor' in sys.modules, {'rich', 'betterproto', 'importlib.metadata', 'pyudev', 'shutil', 'hashlib', 'click', 'gettext', 'argparse', '_ssl'} & sys.modules.keys()); import rich, anyio; anyio.run(anyio.lowlevel.checkpoint); print('_ssl' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "True set()"
+    assert found.stdout.splitlines() == ["True set()", "False"]
 
 
 def test_the_programs_version_is_known_without_a_look_at_what_is_installed() -> None:

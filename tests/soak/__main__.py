@@ -10,15 +10,10 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import Final
 
 from tests.soak.report import report
 from tests.soak.walk import Walk
 from tests.soak.world import LostError, World
-
-_RESTARTING: Final = 1 / 3
-"""The part of the time in which the daemon is restarted, too. Then one process lives to the end: what it takes is
-compared between the middle of its life and the end."""
 
 
 async def soak(minutes: float, seed: int, root: Path) -> tuple[World, Walk]:
@@ -26,9 +21,7 @@ async def soak(minutes: float, seed: int, root: Path) -> tuple[World, Walk]:
     async with world:
         walk = Walk(world)
         try:
-            await walk.go(minutes * 60 * _RESTARTING)
-            world.found.samples.clear()
-            await walk.go(minutes * 60 * (1 - _RESTARTING), restarts=False)
+            await walk.go(minutes * 60)
         except LostError:
             print("soak: the walk ends here: nothing more can be learned", file=sys.stderr)
         except Exception as error:  # noqa: BLE001  # what was found so far is shown

@@ -5,12 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import pytest
-
-from agent.daemon.discovery_runner import SETTLE
 from tests.e2e.node import pod
-from tests.soak.faults import FAULTS
-from tests.soak.model import PATIENCE
 from tests.soak.report import report
 from tests.soak.walk import Walk
 from tests.soak.world import WIDGET, World
@@ -35,34 +30,6 @@ async def test_a_short_walk_ends_well(tmp_path: Path) -> None:
     world.found.steps.clear()  # longer on a busy machine
     text, ok = report(world.found, {}, "", world.step)
     assert ok, text
-
-
-async def test_after_a_second_daemon_took_over_commands_are_answered(tmp_path: Path) -> None:
-    async with World(tmp_path, random.Random(7), hurried=False) as world:
-        async with FAULTS["a second daemon takes over"].happen(world):
-            pass
-        async with world.asking() as client:
-            assert (await client.status()).version
-
-
-async def test_a_reload_may_take_as_long_as_its_second_look_at_what_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: dict[tuple[str, int], float] = {}
-    well = World.well
-
-    async def noted(world: World, after: str) -> None:
-        given[after, world.hanging[0]] = world.model.patience()
-        await well(world, after)
-
-    monkeypatch.setattr(World, "well", noted)
-    async with World(tmp_path, random.Random(7), hurried=False) as world:
-        for hanging in (0, 1):
-            world.hanging[0] = hanging
-            async with FAULTS["a reload brings what another plugin served"].happen(world):
-                pass
-    brought = "a reload that brings a resource"
-    assert (given[brought, 0], given[brought, 1]) == (PATIENCE, PATIENCE + SETTLE)
 
 
 async def test_a_daemon_that_loses_what_a_pod_holds_is_found_out(tmp_path: Path) -> None:

@@ -24,13 +24,12 @@ class Walk:
         self._pace = pace
         self._lasting: dict[str, AsyncExitStack] = {}
 
-    async def go(self, seconds: float, steps: int = 0, *, restarts: bool = True) -> None:
+    async def go(self, seconds: float, steps: int = 0) -> None:
         """Walk until the time is over, or for so many steps; in the end nothing lasts any more.
 
         Args:
             seconds: of walking.
             steps: end after so many; 0: do not count.
-            restarts: with faults that end the daemon's process.
 
         Raises:
             LostError: the world is not what it was any more.
@@ -40,7 +39,7 @@ class Walk:
         try:
             while world.now < end and world.step < last:
                 world.step += 1
-                await self._step(restarts)
+                await self._step()
                 await asyncio.sleep(world.rng.uniform(0, self._pace))
                 if world.step % _UNTIL_REST == 0:
                     await self.rest()
@@ -50,7 +49,7 @@ class Walk:
                 stack.pop_all()
             raise
 
-    async def _step(self, restarts: bool) -> None:
+    async def _step(self) -> None:
         rng, world = self._world.rng, self._world
         kind = rng.choices(["fault", "end", "pod", "pod ends"], [4, 3, 3, 2])[0]
         if kind == "pod":
@@ -62,14 +61,14 @@ class Walk:
             if not (FAULTS[name].sighted and world.model.blind):
                 await self._end(name)
         elif kind == "fault" and len(self._lasting) < _AT_ONCE:
-            fits = [fault for fault in FAULTS.values() if self._fits(fault, restarts)]
+            fits = [fault for fault in FAULTS.values() if self._fits(fault)]
             await self._begin(rng.choices(fits, [fault.weight for fault in fits])[0])
 
-    def _fits(self, fault: Fault, restarts: bool) -> bool:
+    def _fits(self, fault: Fault) -> bool:
         """Can it begin now?"""
         if fault.name in self._lasting or fault.touches & self._world.touched:
             return False
-        return (restarts or not fault.ends_daemon) and not (fault.sighted and self._world.model.blind)
+        return not (fault.sighted and self._world.model.blind)
 
     async def _begin(self, fault: Fault) -> None:
         world, stack = self._world, AsyncExitStack()

@@ -26,14 +26,14 @@ from agent.simulation.pods import Container, Phase, Pod, PodStatus
 from agent.simulation.sockets import Version
 from tests.backends.machines import CONTROLS, nvidia_gpu, uuid
 from tests.backends.trees import planted_host
+from tests.deterministic.model import PATIENCE, Model, Units
 from tests.e2e.conftest import Trouble
 from tests.e2e.kmsg import KernelLog
 from tests.e2e.node import Node, chardev
 from tests.e2e.process import Line
 from tests.soak.daemon import Daemon, Sample
-from tests.soak.model import PATIENCE, Model, Units
 
-WIDGET, SHARED, STUB, LATE, GPU = "fl.test/widget", "fl.test/shared", "fl.test/stub", "fl.test/late", "nvidia.com/gpu"
+WIDGET, SHARED, STUB, GPU = "fl.test/widget", "fl.test/shared", "fl.test/stub", "nvidia.com/gpu"
 TROUBLED: Final = ("fl.test/troubled0", "fl.test/troubled1")
 _REPLICAS: Final = 3
 _UNITS: Final[dict[str, Units]] = {
@@ -101,15 +101,12 @@ class World:
         self.http = root / "http.sock"
         self.states: dict[str, str] = {}
         """How the stub's devices are, where they are not healthy."""
-        self.extra: list[str] = []
-        """Tables that reloads have added to the configuration."""
         self.hanging: Counter[int] = Counter()
         self.touched: set[str] = set()
         """Parts and units that faults have to themselves while they last."""
         self.daemon: Daemon
         self.ended_on_purpose = False
         self.step = 0
-        self.foreign = self.model.foreign
         self._events: deque[str] = deque(maxlen=_KEPT)
         self._began = time.monotonic()
         self.excused: set[str] = set()
@@ -200,8 +197,8 @@ class World:
 
     # --- the daemon ---
 
-    def configure(self, text: str | None = None) -> None:
-        """Write the configuration; `text` instead of a sound one."""
+    def configure(self) -> None:
+        """Write the configuration."""
         stub = f'[[resource]]\nname = "{STUB}"\nbackend = "stub"\ndevices = [{{ count = 4, numa_node = 0 }}]\n'
         resources = [
             chardev("/dev/w*", WIDGET),
@@ -212,9 +209,7 @@ class World:
             f'[http]\nlisten = "unix:{self.http}"\n',
         ]
         host = {"sys": str(self.root / "sys"), "proc": str(self.root / "proc")}
-        path = self.node.config(*resources, *self.extra, **host, probe="30s", resync="5m")
-        if text is not None:
-            path.write_text(text)
+        self.node.config(*resources, **host, probe="30s", resync="5m")
 
     async def make_daemon(self) -> Daemon:
         """A daemon that has been started, whatever it does."""
@@ -253,7 +248,7 @@ class World:
 
     def differences(self) -> list[str]:
         """In what the kubelet's view differs from the hardware."""
-        return self.model.differences(self.node.kubelet.resources, self.now)
+        return self.model.differences(self.node.kubelet.resources)
 
     async def well(self, after: str) -> None:
         """Wait until the kubelet shows what is there; what takes too long is a violation.
@@ -321,11 +316,6 @@ class World:
             return {device for held in pods for device in held.get(resource, ())}
         return set()
 
-    def strangers(self, resource: str) -> list[Pod]:
-        """Running pods that another plugin gave what they have of a resource."""
-        pods = [status.pod for status in self.running()]
-        return [pod for pod in pods if self.foreign.keys() & self.node.kubelet.held(pod, "main").get(resource, ())]
-
     @property
     def admitting(self) -> bool:
         """Does a pod wait to be admitted?"""
@@ -349,15 +339,15 @@ class World:
             self._one_pod_each()
 
     def _one_pod_each(self) -> None:
-        """No two pods have one device: not under one ID, and not one by our ID and others by another plugin's."""
+        """No two pods have one device."""
         with suppress(KubeletStoppedError):
-            users = {
-                (self.foreign[device], "") if device in self.foreign else ((resource, device), status.pod.name)
+            users = Counter(
+                (resource, device)
                 for status in self.running()
                 for resource, ids in self.node.kubelet.held(status.pod, "main").items()
                 for device in ids
-            }
-            for (resource, device), number in Counter(device for device, _ in users).items():
+            )
+            for (resource, device), number in users.items():
                 if number > 1:
                     self.violate(f"{number} pods have {device} of {resource}")
 

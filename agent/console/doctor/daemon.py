@@ -12,7 +12,7 @@ from agent.model import FORGOTTEN, TWO_PODS
 
 _MENDS: Final = {
     "log": "See to it that whatever reads its stderr goes on reading.",
-    "parts": "Its log says more (`part-failed`, `part-restarts`).",
+    "restarts": "Its log says more (`part-failed`, `part-restarts`).",
     "claims": "Look at the kubelet's log; pods keep what they have meanwhile.",
     "connections": "Raise its limit of open files: LimitNOFILE= of the service.",
 }

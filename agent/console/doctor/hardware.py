@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Final
 
+from msgspec import Struct
+
+from agent.console.advice import Advice, advice
 from agent.console.doctor.findings import Finding, failure, fine, warning
 from agent.console.doctor.host import node_paths
 from agent.console.views import NAMES_NOTHING, Resource, Status
+from agent.inventory.device_names import name_of
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import found_missing
 from agent.inventory.survey import Survey
 from agent.model import State
-from backends.base import Problem
+from backends.base import Device, Problem
 from backends.linux.globs import Glob, is_glob
 
 _LEFT_SHOWN: Final = 3
@@ -33,15 +37,23 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
     named = (name for it in (said.templates if said else ()) for name in it.resources)
     for name in (*names, *(name for name in named if name not in names and known[name].devices)):
         resource = known.get(name)
-        ids, lame, first = (
+        ids, lame = (
             _counted_by_daemon(resource) if resource and resource.devices else _counted_by_look(found.inventory, name)
         )
         if not ids:
             yield _nothing(found, name)
         elif lame:
-            yield warning(f"{name}: {lame} of {ids} IDs are Unhealthy; {first}.", _MEND)
+            first, bad = lame[0], sum(it.ids for it in lame)
+            yield warning(
+                f"{name}: {bad} of {ids} IDs are Unhealthy; {first.message.rstrip('.')} ({first.reason}).", _mends(lame)
+            )
         else:
             yield fine(f"{name} offers {ids}.")
+        if drained := [it for it in (resource.devices if resource else ()) if it.condition == "Drained"]:
+            number = sum(len(it.ids) for it in drained)
+            why = drained[0].message.rstrip(".")
+            mend = _mends([_Lame(it.key, it.reason, it.message, 0, it.name, it.hardware) for it in drained])
+            yield warning(f"{name}: {number} of {ids} IDs are drained; {why}.", mend)
         served |= {name} if ids else set()
     yield from _missing(found, said, served | {it for it, given in inventory.selection.given().items() if given})
     for template, given in inventory.selection.given().items():
@@ -59,32 +71,74 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
 
 def _missing(found: Survey, said: Status | None, served: Set[str]) -> Iterator[Finding]:
     """What resources that have others are meant to have, too, and no pod can get."""
-    every: dict[str, list[str]] = {}
+    every: dict[str, list[_Lame]] = {}
     for one in said.unclaimed if said else ():
-        every.setdefault(one.resource, []).append(f"{one.device}: {one.why.rstrip('.')}")
-    for it in () if said else found_missing(found.inventory):
-        every.setdefault(it.resource, []).append(f"{it.device}: {it.message.rstrip('.')}")
+        it = _Lame(one.device, one.reason, one.why, 0, one.name, one.hardware)
+        every.setdefault(one.resource, []).append(it)
+    for missing in () if said else found_missing(found.inventory):
+        it = _Lame(missing.device, missing.reason, missing.message, 0, *_known(missing.seen))
+        every.setdefault(missing.resource, []).append(it)
     for name in sorted(every.keys() & served):
         are = "is" if len(every[name]) == 1 else "are"
-        yield warning(f"{name}: {len(every[name])} more {are} not offered: {_first(every[name])}.", _MEND)
+        whys = [f"{it.key}: {it.message.rstrip('.')}" for it in every[name]]
+        yield warning(f"{name}: {len(every[name])} more {are} not offered: {_first(whys)}.", _mends(every[name]))
 
 
-def _counted_by_look(inventory: Inventory, name: str) -> tuple[int, int, str]:
-    """How many IDs a look found, how many of them are not offered, and why the first of those is not."""
+class _Lame(Struct, frozen=True):
+    """What is not offered as it should be, and why."""
+
+    key: str
+    reason: str
+    message: str
+    ids: int = 0
+    name: str = ""
+    hardware: tuple[str, ...] = ()
+
+
+def _counted_by_look(inventory: Inventory, name: str) -> tuple[int, list[_Lame]]:
+    """How many IDs a look found, and those that are not offered."""
     slots = inventory.slots(name).values()
-    lame = [slot.health for slot in slots if not slot.health.offered]
-    return len(slots), len(lame), _why(lame[0].message, lame[0].reason) if lame else ""
+    lame = [
+        _Lame(slot.id, slot.health.reason, slot.health.message, 1, *_known(slot.device))
+        for slot in slots
+        if not slot.health.offered
+    ]
+    return len(slots), lame
 
 
-def _counted_by_daemon(resource: Resource) -> tuple[int, int, str]:
-    """The same from what the daemon says."""
-    lame = [device for device in resource.devices if device.state == State.UNHEALTHY.value]
-    ids, bad = (sum(len(device.ids) for device in devices) for devices in (resource.devices, lame))
-    return ids, bad, _why(lame[0].message, lame[0].reason) if lame else ""
+def _counted_by_daemon(resource: Resource) -> tuple[int, list[_Lame]]:
+    """The same from what the daemon says. What an operator drained is not amiss."""
+    lame = [
+        _Lame(it.key, it.reason, it.message, len(it.ids), it.name, it.hardware)
+        for it in resource.devices
+        if it.condition == State.UNHEALTHY.value
+    ]
+    return sum(len(device.ids) for device in resource.devices), lame
 
 
-def _why(message: str, reason: str) -> str:
-    return f"{message.rstrip('.')} ({reason})"
+def _known(device: Device | None) -> tuple[str, tuple[str, ...]]:
+    return (name_of(device.attributes), tuple(sorted(device.hardware))) if device is not None else ("", ())
+
+
+def _mends(lame: Iterable[_Lame]) -> str:
+    """What to do about the first device of each reason."""
+    first: dict[str, _Lame] = {}
+    for it in lame:
+        first.setdefault(it.reason, it)
+    told = [(it, found) for it in first.values() if (found := _advice(it)) is not None]
+    said = [
+        f"{it.name or it.key} ({it.reason}): {found.do}" + (f" `{found.command}`" if found.command else "")
+        for it, found in told[:_LEFT_SHOWN]
+    ]
+    return (
+        " ".join((*said, "`fairlead status` has the next step for each."))
+        if len(told) > _LEFT_SHOWN
+        else (" ".join(said) or _MEND)
+    )
+
+
+def _advice(it: _Lame) -> Advice | None:
+    return advice(it.reason, it.message, device=it.key, name=it.name, hardware=it.hardware)
 
 
 def _left(found: Survey, name: str) -> list[tuple[str, str]]:

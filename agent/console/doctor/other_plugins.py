@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.config.templates import is_distinctive
+from agent.console.advice import REASONS
 from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
 from agent.console.views import Status
 from agent.kubelet.other_plugins import other_sockets
@@ -17,9 +18,7 @@ from agent.model import State
 from agent.runtime.errors import some
 from backends.base import PLACEHOLDER
 
-MEND: Final = (
-    "Remove the other plugin: its DaemonSet, or its static pod. Fairlead registers once more within seconds of its end."
-)
+MEND: Final = REASONS["overtaken"].do
 
 
 def sockets(patient: Patient) -> Iterator[Finding]:

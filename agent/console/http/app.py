@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from email.utils import formatdate
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 from starlette.requests import Request
@@ -22,6 +22,7 @@ from agent.console.http.page.page_parts import EVENTS, Picture
 from agent.console.http.responses import EventStream, Whole, as_json
 from agent.console.http.shared_answers import SharedAnswer
 from agent.console.http.viewers import Viewers
+from agent.console.probe_service import Health, verdict
 from agent.console.views import Event, Status
 from agent.runtime.chunked_work import in_slices
 from agent.runtime.counts import Counts
@@ -37,13 +38,6 @@ _HEADERS: Final = (
 _POLICY: Final = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 
 log = structlog.get_logger()
-
-
-class Health(Protocol):
-    """Whether the daemon itself is well; of devices it says nothing."""
-
-    def alive(self) -> str:
-        """Empty while its loop turns and its watchdog is fed, else why not, in one sentence."""
 
 
 class Face:
@@ -113,14 +107,15 @@ class Face:
 
     async def healthz(self, _request: Request) -> Response:
         """Is the daemon itself well? That it answers is half of it."""
-        ailment = self._health.alive()
-        return PlainTextResponse(f"{ailment or 'ok'}\n", 503 if ailment else 200)
+        return await self._probe("live")
 
     async def readyz(self, _request: Request) -> Response:
         """Is the node served, by this one or, while it stands by, by another?"""
-        status = await self._status.get()
-        missing, well = status.unready(), "standby" if status.standing_by else "ready"
-        return PlainTextResponse("\n".join(missing or [well]) + "\n", 503 if missing else 200)
+        return await self._probe("ready")
+
+    async def _probe(self, what: str) -> Response:
+        is_well, sentences = await verdict(what, self._status.get, self._health)
+        return PlainTextResponse(f"{sentences}\n", 200 if is_well else 503)
 
     # --- what they are made of ---
 

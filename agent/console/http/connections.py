@@ -31,6 +31,9 @@ MOST: Final = 64
 REQUEST_WITHIN: Final = 5.0
 """Seconds from the connection to the end of the request's head, however it trickles in."""
 
+HURRIED_WITHIN: Final = 1.0
+"""Seconds for the same where half of all places are taken."""
+
 READ_WITHIN: Final = 10.0
 """Seconds that a client may leave 32 kB of its answer unread, or its end."""
 
@@ -74,7 +77,7 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._present[self] = None
         transport.set_write_buffer_limits(high=_BUFFER_BYTES)
-        self._within(REQUEST_WITHIN)
+        self._within(REQUEST_WITHIN if len(self._present) <= MOST // 2 else HURRIED_WITHIN)
 
     def data_received(self, data: bytes) -> None:
         """Bytes of the request have come."""

@@ -13,6 +13,7 @@ from agent.inventory.shortfall import REASONS
 from agent.runtime.counts import ALLOCATION_RESULTS, REGISTRATION_RESULTS, Counts, Histogram
 
 _STATES: Final = ("Healthy", "Degraded", "Unhealthy")
+_NAMED: Final = 200  # devices that are not offered; a card without its driver may have thousands of functions
 _USUAL_REASONS: Final = ("healthy", "gone")  # the others are the backends' own
 
 
@@ -153,6 +154,12 @@ def _not_offered(status: Status) -> Iterator[str]:
     counted = Counter((it.resource, it.reason) for it in status.unclaimed if it.resource)
     for (name, reason), number in (usual | counted).items():
         yield sample("devices_not_offered", number, resource_name=name, reason=reason)
+    yield head("device_not_offered", "gauge", f"Each of these devices, {_NAMED:,} at most.")
+    for it in [it for it in status.unclaimed if it.resource][:_NAMED]:
+        yield sample(
+            "device_not_offered", 1,
+            resource_name=it.resource, device=it.device, name=it.name, model=it.model, reason=it.reason,
+        )  # fmt: skip
 
 
 # --- what happened ---

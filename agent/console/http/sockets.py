@@ -15,24 +15,37 @@ from agent.kubelet.transport.server import listen as listen_at
 UNIX_MODE: Final = 0o660
 """Of the unix socket: root, and the group of a directory that hands its own on (setgid)."""
 
-_BACKLOG: Final = 128  # connections that the kernel keeps until they are accepted, one after the other
+_BACKLOG: Final = 4096
+"""Connections that the kernel keeps until they are accepted, one after the other, or have sent nothing yet."""
+
+_SILENT: Final = 5
+"""Seconds, about, for which it keeps a connection from us that sends nothing (tcp(7), TCP_DEFER_ACCEPT)."""
 
 
 @asynccontextmanager
-async def listening(address: str) -> AsyncIterator[Sequence[socket.socket]]:
+async def listening(address: str, given: Sequence[socket.socket] = ()) -> AsyncIterator[Sequence[socket.socket]]:
     """Listen at "host:port" (at every address of the host) or "unix:/path" while in this context.
+
+    `given` are sockets that an agent before us listened at: those at the same addresses go on. All of them are closed.
 
     Raises:
         OSError: one cannot listen there; the message says where.
     """
     scheme, _, path = address.partition(":")
     with ExitStack() as open_ones:
+        there = {_where(open_ones.enter_context(sock)): sock for sock in given}
         if scheme == "unix":
             yield [_unix(Path(path), open_ones)]
         else:
             host, _, port = address.rpartition(":")
             found = await _resolved(host.strip("[]"), int(port))
-            yield [open_ones.enter_context(_tcp(family, where)) for family, where in found]
+            yield [
+                there.get((family, where)) or open_ones.enter_context(_tcp(family, where)) for family, where in found
+            ]
+
+
+def _where(sock: socket.socket) -> tuple[int, tuple[str, int]]:
+    return sock.family, sock.getsockname()[:2]
 
 
 def _unix(path: Path, cleanup: ExitStack) -> socket.socket:
@@ -63,6 +76,7 @@ def _tcp(family: socket.AddressFamily, where: tuple[str, int]) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart must not wait for old connections' ends
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(where[0] != "::"))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _SILENT)
         sock.bind(where)
         sock.listen(_BACKLOG)
     except OSError as error:

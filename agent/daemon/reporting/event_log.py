@@ -23,7 +23,7 @@ _LISTED: Final = 10  # of a list in a sentence
 _ASIDE: Final = frozenset({"backend", "subject", "count", "then", "limit"})
 """Fields that say nothing more where there is a sentence."""
 
-_APART: Final = frozenset({"event", "exc_info", "resource", "device", "ids", "state", "message", "reason"})
+_APART: Final = frozenset({"event", "exc_info", "called", "resource", "device", "ids", "state", "message", "reason"})
 
 
 class Events:

@@ -36,6 +36,7 @@ from agent.kubelet.pods.checkpoint import (
     CheckpointReader,
     DamagedError,
     Version,
+    read_at_once,
 )
 from agent.kubelet.pods.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices
@@ -129,6 +130,7 @@ class PodClaims:
         self._indexed: Checkpoint | None = None
         self._compared: Checkpoint | None = None  # the checkpoint that the claims were held against
         self._record: tuple[object, frozenset[str]] = (None, frozenset())  # which kubelet, and pods in its checkpoint
+        self._is_lost = False  # the kubelet has begun with another record, and the claims were not held against it yet
         self._asked_about: frozenset[str] = frozenset()  # the resources that were ours when both had been asked
         self._resent_at: tuple[Version | None] | None = None  # the checkpoint that lay there when lists were sent again
         self._pause = _WHILE_ENDING
@@ -251,6 +253,9 @@ class PodClaims:
 
     async def _ask(self) -> None:
         asked = self._clock()
+        if self._kubelet() != self._record[0]:  # a List would have it drop from its record the pods that have ended
+            with suppress(CheckpointError):
+                self._note_record(await self._checkpoint.read(_LIST_WAITS))
         present = await self._ask_pod_resources()
         try:
             checkpoint = await self._checkpoint.read()
@@ -304,6 +309,7 @@ class PodClaims:
                 if isinstance(error, DamagedError):
                     await self._compare(None)
                 return frozenset()
+        self._note_record(checkpoint)
         if checkpoint is None or checkpoint is not self._compared:
             await self._compare(checkpoint)
         seen = checkpoint, self._inventory.revision
@@ -340,7 +346,14 @@ class PodClaims:
     async def _compare(self, checkpoint: Checkpoint | None, present: set[SlotKey] | None = None) -> None:
         """Find the claims that the kubelet has forgotten, and those of two pods; with a List's answer also those that run."""
         await self._index(checkpoint)
-        self._compared, lost = checkpoint, self._is_lost(checkpoint)
+        self._note_record(checkpoint)
+        self._compared, lost, self._is_lost = checkpoint, self._is_lost, False
+        if checkpoint is None:  # a kubelet that has run all the while, or has just listed, still knows what it says
+            kubelet, (before, had) = self._kubelet(), self._record
+            if present is not None:
+                self._record = kubelet, had
+            if not (lost := kubelet not in (None, before)):
+                return
         shown = {slot: Pods(self.pods(slot)) for slot in present or ()}
         slots = [held.slot for held in self._ledger.held()]
         looks = bool(slots) and (present is not None or self._ledger.misses(self._given))
@@ -362,19 +375,29 @@ class PodClaims:
                 given[entry.resource, device_id].setdefault(entry.pod_uid, entry.container)
         self._indexed, self._given = checkpoint, dict(given)
 
-    def _is_lost(self, checkpoint: Checkpoint | None) -> bool:
-        """Has the kubelet begun with an empty record? It reads its checkpoint at its start, and never removes it.
+    def _note_record(self, checkpoint: Checkpoint | None) -> None:
+        """Note with which record the kubelet has begun: it reads its checkpoint at its start, and never removes it.
 
-        A new kubelet is told by its socket: the next may have the same inode, and not the same time (A6).
+        One that lacks all pods of the record before has lost it. This must be seen before any of them has ended, or it looks
+        the same: so it is looked at before the first list that a kubelet is sent, and before a List.
         """
-        (before, had), socket = self._record, None
+        if checkpoint is None:
+            return
+        (before, had), kubelet = self._record, self._kubelet()
+        self._record = kubelet, Pods(entry.pod_uid for entry in checkpoint.entries)
+        self._is_lost |= bool(had) and kubelet != before and had.isdisjoint(self._record[1])
+
+    def stream_ended(self) -> None:
+        """Note the record of a kubelet that may be gone: the pods that it has dropped since are no loss of the next one's."""
+        with suppress(BlockingIOError):
+            self._note_record(read_at_once(self._plugin_dir))
+
+    def _kubelet(self) -> object:
+        """Tells a new kubelet by its socket: the next may have the same inode, and not the same time (A6)."""
         with suppress(OSError):
             found = (self._plugin_dir / "kubelet.sock").lstat()
-            socket = found.st_ino, found.st_ctime_ns
-        if checkpoint is None:
-            return True
-        self._record = socket, Pods(entry.pod_uid for entry in checkpoint.entries)
-        return bool(had) and socket != before and had.isdisjoint(self._record[1])
+            return found.st_ino, found.st_ctime_ns
+        return None
 
     async def _running(self) -> Pods | None:
         """UIDs of the pods that have processes now; None: that is not to be seen."""

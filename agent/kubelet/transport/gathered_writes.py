@@ -7,6 +7,8 @@ Each is a system call and wakes the other side, which can do nothing with a part
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import termios
 from typing import Any, Final
 
 _MOST_BYTES: Final = 64 << 10
@@ -46,6 +48,13 @@ class GatheringTransport(asyncio.Transport):
         gathered, self._gathered = self._gathered, bytearray()
         if gathered and not self._transport.is_closing():
             self._transport.write(gathered)
+
+    def is_unread(self) -> bool:
+        """Has the other side not read yet what was written? SIOCOUTQ tells (unix_outq_len, net/unix/af_unix.c)."""
+        if self._gathered or self._transport.get_write_buffer_size():
+            return True
+        sock = self._transport.get_extra_info("socket")
+        return sock.fileno() >= 0 and any(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
 
     def close(self) -> None:
         """Send what was written, then close."""

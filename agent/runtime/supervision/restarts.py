@@ -30,7 +30,7 @@ async def supervise(
     """
     delay = _FIRST_DELAY
     trouble = (problems or Problems()).trouble(
-        "parts", f"{part} fails and is started again", "part-restarts", level="error", fades=_FADES, part=part
+        "restarts", f"{part} fails and is started again", "part-restarts", level="error", fades=_FADES, part=part
     )
     while True:
         began, ours = time.monotonic(), True

@@ -6,6 +6,7 @@ It ends with its process; a restarted kubelet makes a new one, which knows what 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ from agent.simulation.plugin_client import Arrival, PluginClient, PluginError
 from agent.simulation.pods import Container
 from agent.simulation.sockets import Version
 
+_LOOKED_UP: Final = 0.25  # seconds after a plugin's answer in which the devices are looked up again, at the latest
 GRACE_PERIOD: Final = 300.0  # seconds from a plugin's end until its endpoint is removed (kubelet contract: A3)
 
 
@@ -41,7 +43,8 @@ class _Endpoint(Struct, frozen=True):
 class _InFlight(Struct, eq=False):
     resource: str
     ids: frozenset[str]
-    vanished: set[str] = field(default_factory=set)
+    vanished: dict[str, float] = field(default_factory=dict)
+    """Those that left a list meanwhile, with when they came back; infinity: they have not."""
 
 
 class DeviceManager:
@@ -129,7 +132,8 @@ class DeviceManager:
         self._resources[resource] = new
         for allocation in self._in_flight:
             if allocation.resource == resource:
-                allocation.vanished |= allocation.ids - new.nodes.keys()
+                back = {one: self._clock.now() for one, at in allocation.vanished.items() if at == math.inf}
+                allocation.vanished |= back | dict.fromkeys(allocation.ids - new.nodes.keys(), math.inf)
         self._show(new.view, Kind.LIST, arrival)
         held = self._unlisted.pop(resource, frozenset()) & self.held.in_use(resource)
         if (missing := new.crashes_restart(held)) is not None:
@@ -247,8 +251,9 @@ class DeviceManager:
             raise AdmissionError(str(error)) from None
         finally:
             self._in_flight.discard(in_flight)
-        # It looks the devices up again now; one that left and came back may have been away at that moment.
-        if missing := in_flight.vanished | (ids - self._resources[resource].nodes.keys()):
+        # It looks the devices up again now; one that left and has just come back may have been away at that moment.
+        lately = {one for one, at in in_flight.vanished.items() if not self._clock.now() - at >= _LOOKED_UP}
+        if missing := lately | (ids - self._resources[resource].nodes.keys()):
             text = f"{min(missing)} left the list of {resource} while its Allocate was in flight"
             self._panic(f"{text} (kubelet contract: A7.1)", resource)
             raise KubeletPanicError(text)

@@ -9,7 +9,7 @@ os-interface.h) and rm_is_supported_device (src/nvidia/arch/nvalloc/unix/src/osa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -27,10 +27,6 @@ IGNORED: Final = frozenset({13, 31, 43, 45, 68, 109})
 """Faults of applications, which NVIDIA's device plugin ignores (`ignoredXids` in its internal/rm/health.go)."""
 GKE: Final = frozenset({48})
 """Critical for GKE's plugin (`healthCriticalXid` in its pkg/gpu/nvidia/manager.go)."""
-CATALOG: Final = frozenset({46, 48, 54, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 151, 155, 156, 158})
-"""XIDs that need more than a restart of the application: their "immediate action" of NVIDIA's XID catalog of October 2025 is
-RESET_GPU, RESTART_BM, RESTART_VM, CHECK_MECHANICALS, WORKFLOW_XID_48 or WORKFLOW_NVLINK_ERR."""
-
 _OFF_BUS: Final = 79
 _NVLINK5: Final = range(144, 151)
 """Their lines say `Fatal` or `Nonfatal` (WORKFLOW_NVLINK5_ERR)."""
@@ -59,27 +55,72 @@ _ACTION: Final = re.compile(r"GPU recovery action changed from 0x[0-9a-f]+ \([^)
 _SEVERE: Final = re.compile(r".*\b(Fatal|Nonfatal)\b", re.DOTALL)
 """The last of them: a process may be named like one, and comes first."""
 
-_MEANINGS: Final = {
-    13: "an exception in an application's shader or kernel",
-    31: "an illegal memory access of an application",
-    43: "an application's channel was stopped after its own error",
-    45: "an application's channel was removed",
-    48: "double-bit ECC error",
-    63: "memory row remapping or page retirement recorded",
-    62: "internal micro-controller halt",
-    64: "memory row remapping or page retirement failed",
-    74: "NVLink error",
-    79: "the GPU has fallen off the bus",
-    94: "contained memory error",
-    95: "uncontained memory error",
-    109: "context switch timeout",
-    119: "the GPU's system processor does not answer",
-    120: "the GPU's system processor has failed",
-    123: "the power management unit does not answer",
-    140: "unrecovered ECC error",
-    143: "the GPU's initialization has failed",
-    154: "the GPU needs another recovery action",
+XIDS: Final[Mapping[int, tuple[str, str]]] = {
+    8: ("the GPU stopped processing", "RESTART_APP"),
+    11: ("an invalid or corrupted command stream of an application", "RESTART_APP"),
+    13: ("an exception in an application's shader or kernel", "RESTART_APP"),
+    25: ("an invalid or illegal command stream of an application", "RESTART_APP"),
+    31: ("an illegal memory access of an application", "RESTART_APP"),
+    32: ("a command stream that came corrupted over PCI Express", "RESTART_APP"),
+    37: ("an error of the driver's firmware", "IGNORE"),
+    38: ("a time-out of the driver's firmware", "IGNORE"),
+    39: ("an exception in a copy engine", "RESTART_APP"),
+    40: ("an exception in a copy engine", "RESTART_APP"),
+    41: ("an exception in a copy engine", "RESTART_APP"),
+    43: ("an application's channel was stopped after its own error", "IGNORE"),
+    44: ("a fault of the graphics engine between two contexts", "IGNORE"),
+    45: ("an application's channel was removed", "IGNORE"),
+    46: ("the GPU stopped processing", "RESET_GPU"),
+    48: ("double-bit ECC error", "WORKFLOW_XID_48"),
+    54: ("the board's auxiliary power is not connected", "CHECK_MECHANICALS"),
+    60: ("an exception in the video processor", "RESTART_APP"),
+    62: ("internal micro-controller halt", "RESET_GPU"),
+    63: ("memory row remapping or page retirement recorded", "IGNORE"),
+    64: ("memory row remapping or page retirement failed", "RESET_GPU"),
+    66: ("an illegal access by the driver", "IGNORE"),
+    67: ("an illegal access by the driver", "IGNORE"),
+    68: ("an exception in the video decoder", "RESTART_APP"),
+    69: ("a class error of the graphics engine", "RESTART_APP"),
+    74: ("NVLink error", "WORKFLOW_NVLINK_ERR"),
+    78: ("a vGPU could not start", "UPDATE_SWFW"),
+    79: ("the GPU has fallen off the bus", "RESTART_BM"),
+    80: ("data came corrupted to the GPU", "RESTART_APP"),
+    86: ("an exception in the optical flow engine", "RESTART_APP"),
+    92: ("many single-bit ECC errors", "IGNORE"),
+    93: ("the InfoROM may not be written: its wear limit is reached", "IGNORE"),
+    94: ("contained memory error", "RESTART_APP"),
+    95: ("uncontained memory error", "RESET_GPU"),
+    109: ("context switch timeout", "RESET_GPU"),
+    110: ("security fault", "RESET_GPU"),
+    119: ("the GPU's system processor does not answer", "RESET_GPU"),
+    120: ("the GPU's system processor has failed", "RESET_GPU"),
+    121: ("corrected errors on the link to the CPU (C2C)", "IGNORE"),
+    123: ("the power management unit does not answer", "CONTACT_SUPPORT"),
+    136: ("an NVLink could not be trained", "RESET_GPU"),
+    137: ("an illegal NVLink access of an application", "IGNORE"),
+    140: ("unrecovered ECC error", "RESET_GPU"),
+    141: ("an error of CUDA's fast path", "IGNORE"),
+    143: ("the GPU's initialization has failed", "RESET_GPU"),
+    **dict.fromkeys(range(144, 151), ("NVLink error", "WORKFLOW_NVLINK5_ERR")),
+    151: ("a key could not be exchanged for a new one", "RESTART_VM"),
+    154: ("the GPU needs another recovery action", "XID_154"),
+    155: ("an NVLink went down by the driver's decision", "RESET_GPU"),
+    156: ("a broken part of the GPU is to be retired", "RESET_GPU"),
+    157: ("a broken part of the GPU could not be retired", "IGNORE"),
+    158: ("a fatal timeout of the GPU", "RESET_GPU"),
+    160: ("a memory channel is to be retired", "IGNORE"),
+    161: ("a memory channel could not be retired", "IGNORE"),
+    171: ("uncorrectable error in the GPU's memory, which XID 48 tells, too", "WORKFLOW_XID_48"),
+    172: ("uncorrectable error in the GPU's SRAM, which XID 48 tells, too", "WORKFLOW_XID_48"),
 }
+"""XID → what it is, in our words, and its "immediate action" of NVIDIA's XID catalog of October 2025; 171 and 172 have none there and
+say more of a 48. All that it lists and is not here are exceptions in engines (RESTART_APP) or unused."""
+
+_FAULTS: Final = frozenset(
+    {"RESET_GPU", "RESTART_BM", "RESTART_VM", "CHECK_MECHANICALS", "WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR"}
+)
+CATALOG: Final = frozenset(number for number, (_, action) in XIDS.items() if action in _FAULTS and number < 171)
+"""XIDs that need more than a restart of the application. 171 and 172 come beside a 48."""
 
 _SEVERITY: Final = (Verdict.NOTE, Verdict.INFO, Verdict.NOW)
 """From the mildest."""
@@ -172,7 +213,7 @@ def signals_of(xid: Xid, resources: Sequence[GpuResource]) -> Iterator[Signal]:
     if worst is None:
         return
     instance = f", GPU instance {xid.instance}" if xid.instance is not None else ""
-    meaning = f": {_MEANINGS[xid.number]}" if xid.number in _MEANINGS else ""
+    meaning = f": {XIDS[xid.number][0]}" if xid.number in XIDS else ""
     if xid.number == _RECOVERY and xid.action == 0:
         meaning = ": the GPU needs no recovery any more"
     name = f"mig:{xid.address}/gi{xid.instance}" if xid.instance is not None else f"pci:{xid.address}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agent.cli import fairlead
+from agent.cli.commands import fairlead
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
 from backends.base import Clears, HostPath, Record

@@ -160,6 +160,30 @@ def busy() -> Status:
     return node(gpus(**FALLEN), vfs(), kvm(), waiting, problems=(problem,))
 
 
+def broken() -> Status:
+    """Eight GPUs and eight adapters, on which there are ten troubles."""
+    drained = {"state": "Unhealthy", "reason": "drained", "message": "an operator drained it: new riser"}
+    narrow = {"state": "Degraded", "reason": "pcie-width", "message": "it runs at 8 of 16 lanes"}
+    down = {"state": "Unhealthy", "reason": "port-down", "message": "its port is down (polling: no cable)"}
+    cards = list(gpus(**FALLEN).devices)
+    cards[4], cards[7] = replace(cards[4], **narrow), replace(cards[7], **drained)
+    adapters = [replace(hca(number), **(down if number in (2, 6) else {})) for number in range(8)]
+    gone = replace(unusable(7, "it is not there any more"), resource="rdma/hca", reason="gone")
+    gone = replace(gone, device=adapters[7].key, name="mlx5_7", model="ConnectX-7", hardware=adapters[7].hardware)
+    hung = (
+        Problem("infiniband", it, f"{it} cannot be read: it has hung for 5 s.")
+        for it in ("0000:d8:00.0", "0000:d9:00.0")
+    )
+    failing = Problem("", "restarts", "HTTP fails and is started again: Address already in use")
+    return node(
+        replace(gpus(), devices=(*cards[:5], cards[7])),
+        replace(hcas(), devices=tuple(adapters[:7]), complaint="another plugin has registered it"),
+        Resource("example.com/camera", "chardev", False, False, "the kubelet refused: Unimplemented"),
+        unclaimed=(unusable(5), unusable(6, "the NVIDIA driver excludes it (NVreg_ExcludedGpus)"), gone),
+        problems=(*hung, failing),
+    )
+
+
 EVENTS = [
     Event(1, STARTED + 1, "resource-registered", "nvidia.com/gpu"),
     Event(2, STARTED + 1, "resource-registered", "example.com/vf"),

@@ -51,6 +51,15 @@ async def test_a_request_has_its_time_whether_nothing_comes_or_it_trickles_in(
     assert await _is_cut(reader)
 
 
+async def test_where_half_of_the_places_are_taken_a_silent_client_has_a_second(face: Served) -> None:
+    early = [await face.connect() for _ in range(connections.MOST // 2)]
+    late, _ = await face.connect()
+    await settled()
+    pass_time(connections.HURRIED_WITHIN)
+    assert await _is_cut(late)
+    assert not any(reader.at_eof() for reader, _ in early)
+
+
 @pytest.mark.parametrize(
     "garbage",
     [

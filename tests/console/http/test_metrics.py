@@ -19,7 +19,7 @@ from tests.console.http import nodes
 
 TABLE = """
 fairlead_build_info fairlead_config_last_reload_successful fairlead_config_last_reload_timestamp_seconds
-fairlead_devices fairlead_devices_not_offered fairlead_device_healthy fairlead_device_not_healthy fairlead_device_info fairlead_device_assigned fairlead_health_transitions_total
+fairlead_devices fairlead_devices_not_offered fairlead_device_not_offered fairlead_device_healthy fairlead_device_not_healthy fairlead_device_info fairlead_device_assigned fairlead_health_transitions_total
 fairlead_overtaken fairlead_registered fairlead_registrations_total fairlead_list_and_watch_streams fairlead_list_and_watch_updates_total
 fairlead_allocations_total fairlead_allocate_duration_seconds fairlead_preferred_allocation_duration_seconds
 fairlead_uevents_total fairlead_uevent_overflows_total fairlead_hotplug_latency_seconds
@@ -81,6 +81,18 @@ def test_what_is_not_well_is_told_with_its_reason_until_it_is_well() -> None:
     assert found[nodes.gpu(3).key, "Unhealthy", "xid-79"] == 1
     assert found["0000:d8:02.0", "Degraded", "port-down"] == 1
     assert not values(families(nodes.node(nodes.gpus(), nodes.kvm()))["fairlead_device_not_healthy"])
+
+
+def test_what_no_pod_can_get_is_told_by_name_with_its_reason_and_of_thousands_the_first() -> None:
+    labels = ("resource_name", "device", "name", "model", "reason")
+    found = values(families(nodes.broken())["fairlead_device_not_offered"], *labels)
+    assert found["nvidia.com/gpu", nodes.gpu(5).key, "nvidia5", "H100", "unusable"] == 1
+    assert found["rdma/hca", nodes.hca(7).key, "mlx5_7", "ConnectX-7", "gone"] == 1
+    assert len(found) == 3
+    functions = tuple(replace(nodes.unusable(5), device=f"vf-{n}") for n in range(2000))
+    many = families(nodes.node(unclaimed=functions))
+    assert len(values(many["fairlead_device_not_offered"], *labels)) == 200
+    assert values(many["fairlead_devices_not_offered"], "reason")[("unusable",)] == 2000
 
 
 def test_a_device_is_told_with_what_people_call_it() -> None:

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, expect, sync_playwright
 
 from agent.console.http import viewers
 from agent.console.node_name import node_name
-from agent.console.views import Status
+from agent.console.views import Note, Status
 from tests.console.http import nodes
 from tests.console.http.browsing import MILLISECONDS, Node, Visit, fallen, well
 from tests.needs import CHROMIUM, skip_without
@@ -61,6 +61,7 @@ def test_a_gpu_fails_and_recovers_without_a_reload(node: Node, visit: Visit) -> 
     expect(page.locator("#attention")).to_contain_text("Held by training/notebook-7d9f")
     expect(page.locator(".device.unhealthy")).to_have_count(1)
     expect(page.locator("#events li").first).to_contain_text("xid-79")
+    expect(page.locator("#events li").first.get_by_text(GPU)).to_have_attribute("title", nodes.gpu(3).key)
     expect(page).to_have_title("1 of 8 devices is unhealthy · Fairlead " + node_name())
     node.show(well())
     expect(page.locator("#attention")).to_have_text("Nothing.")
@@ -118,11 +119,49 @@ def test_a_server_of_eight_gpus_and_adapters_is_seen_on_one_screen(node: Node, v
         expect(tile).to_be_in_viewport(ratio=1)
 
 
+def test_ten_troubles_are_a_line_each_above_the_devices_and_one_that_is_opened_stays_so(
+    node: Node, visit: Visit
+) -> None:
+    visit.page.set_viewport_size({"width": 1280, "height": 800})
+    node.show(nodes.broken())
+    troubles = visit.page.locator(".troubles > li")
+    expect(troubles).to_have_count(10)
+    expect(visit.page.locator("#verdict")).to_contain_text("3 of 16 devices are unhealthy, 3 not offered")
+    for tile in visit.page.locator(".tile").all():
+        expect(tile).to_be_in_viewport(ratio=1)
+    port = troubles.filter(has_text="port-down")
+    expect(port).to_contain_text("mlx5_2, mlx5_6")
+    expect(port.get_by_role("link")).to_have_count(0)
+    port.locator("summary").first.click()
+    expect(port.get_by_role("link", name="ConnectX-7 · mlx5_6")).to_be_visible()
+    node.show(nodes.broken(), replace(nodes.EVENTS[2], number=9, message="news"))
+    expect(visit.page.locator("#events")).to_contain_text("news")
+    expect(port.get_by_role("link", name="ConnectX-7 · mlx5_6")).to_be_visible()
+
+
+def test_an_opened_device_says_what_ends_its_trouble_and_what_happened_beside(node: Node, visit: Visit) -> None:
+    page = visit.page
+    gpus = nodes.gpus(**nodes.FALLEN, ends="a reboot or `fairlead undrain`")
+    node.daemon.notes = (
+        Note(
+            nodes.gpu(0).hardware[0], "xid-31", "MMU fault", nodes.NOW - 60, 3, 4711, "python3", ("training/llama-0",)
+        ),
+    )
+    node.show(nodes.node(gpus))
+    fallen, noted = (page.locator(".device", has=page.get_by_text(f"H100 · nvidia{n}", exact=True)) for n in (3, 0))
+    expect(fallen).to_contain_text("Ends with")
+    expect(fallen).to_contain_text("a reboot or `fairlead undrain`")
+    expect(noted.locator("summary")).to_contain_text("noted: xid-31")
+    noted.locator("summary").click()
+    expect(noted.locator(".notes")).to_contain_text("xid-31, 3 times, process 4711 (python3), of training/llama-0")
+    expect(fallen.locator(".notes")).to_have_count(0)
+
+
 def test_what_no_pod_can_get_stands_hatched_in_its_place_with_its_reason(node: Node, visit: Visit) -> None:
     page, gpus = visit.page, nodes.gpus()
     node.show(nodes.node(replace(gpus, devices=gpus.devices[:5] + gpus.devices[6:]), unclaimed=(nodes.unusable(5),)))
-    expect(page.locator("#verdict")).to_contain_text("1 device is not offered")
-    expect(page.locator("#verdict")).to_contain_text("7 devices in 1 resource")
+    expect(page.locator("#verdict")).to_contain_text("1 of 8 devices is not offered")
+    expect(page.locator("#verdict")).to_contain_text("8 devices of 1 resource")
     tile = page.get_by_label("NUMA node 1").locator(".place").first.locator(".tile").last
     expect(tile).to_contain_text("H100 · nvidia5")
     expect(tile.locator("summary .reason")).to_have_text("it has no driver; nvidia is needed")
@@ -164,6 +203,8 @@ def test_by_keyboard(visit: Visit) -> None:
     expect(page.get_by_role("link", name="Skip to what needs attention")).to_be_focused()
     expect(page.get_by_role("link", name="Skip to what needs attention")).to_be_in_viewport()
     page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    expect(page.locator(".troubles summary.title")).to_be_focused()
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name=GPU)).to_be_focused()
     page.keyboard.press("Enter")  # the link opens the device, and goes there

@@ -15,8 +15,8 @@ from agent.console.views import Device, Resource, Status
 from tests.console.http import nodes
 
 
-def device(key: str, numa: int | None = None, *ancestry: str, state: str = "Healthy") -> Device:
-    return Device(key, (key,), state, numa_node=numa, ancestry=ancestry)
+def device(key: str, numa: int | None = None, *ancestry: str, state: str = "Healthy", reason: str = "") -> Device:
+    return Device(key, (key,), state, reason, numa_node=numa, ancestry=ancestry)
 
 
 def machine(*devices: Device) -> list[Node]:
@@ -105,6 +105,17 @@ def test_the_worst_comes_first_and_like_things_together() -> None:
         ("Degraded", "3 × example.com/vf: port-down"),
         ("Degraded", "infiniband · 0000:d8:00.0"),
     ]
+
+
+def test_devices_with_one_reason_are_one_trouble_whatever_their_resource_and_problems_of_one_backend_too() -> None:
+    vf = device("vf", state="Unhealthy", reason="port-down")
+    shown = nodes.broken()
+    other = Resource("example.com/vf", "sriov", True, True, "another plugin has registered it", devices=(vf,))
+    found = [title for _, title in titles(replace(shown, resources=(*shown.resources, other)))]
+    assert "2 × rdma/hca, example.com/vf: port-down" in found
+    assert "rdma/hca, example.com/vf" in found
+    assert "2 × infiniband" in found
+    assert "Fairlead itself: restarts" in found
 
 
 def test_what_no_pod_can_get_is_told_with_each_reason_by_name() -> None:

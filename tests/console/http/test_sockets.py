@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,28 @@ async def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no/http\.sock"):
         async with listening(f"unix:{tmp_path}/no/http.sock"):
             pass
+
+
+async def test_a_client_that_sends_nothing_is_not_even_accepted_and_one_that_asks_is() -> None:
+    port = free_port()
+    async with listening(f"127.0.0.1:{port}") as (sock,):
+        with ExitStack() as clients:
+            for _ in range(200):
+                clients.enter_context(socket.create_connection(("127.0.0.1", port), 1))
+            asking = clients.enter_context(socket.create_connection(("127.0.0.1", port), 1))
+            asking.sendall(b"GET")
+            accepted, _ = sock.accept()
+            with accepted:
+                assert accepted.getpeername() == asking.getsockname()
+
+
+async def test_an_agent_goes_on_at_the_sockets_of_the_one_before_and_closes_those_of_other_addresses() -> None:
+    port, other = free_port(), free_port()
+    async with listening(f"127.0.0.1:{port}") as (before,), listening(f"127.0.0.1:{other}") as (unused,):
+        given = [before.dup(), unused.dup()]
+        async with listening(f"127.0.0.1:{port}", given) as (sock,):
+            assert sock is given[0]
+            before.close()
+            with socket.create_connection(("127.0.0.1", port), 1):
+                pass
+    assert {one.fileno() for one in given} == {-1}

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 from click.testing import CliRunner
 
-from agent.cli import fairlead
+from agent.cli.commands import fairlead
 from agent.runtime.errors import FairleadError
 from tests.cli.daemon import running
 from tests.console.fakes import FakeDaemon

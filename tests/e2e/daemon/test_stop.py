@@ -18,11 +18,11 @@ from tests.wait import limit
 LIMIT = 2.0  # seconds: what a SIGTERM may take, even with a backend that hangs
 ENDLESS = """
 from agent.discovery.discoverer import Discoverer
-from agent.kubelet import registration
+from agent.kubelet import kubelet_socket, registration
 from agent.kubelet.allocation import Allocator
 Allocator.__init__.__kwdefaults__["claim_deadline"] = 86400.0
 Discoverer.__init__.__kwdefaults__["unit_deadline"] = 86400.0
-registration._REGISTER_DEADLINE = registration._STREAM_WITHIN = 86400.0
+kubelet_socket._REGISTER_DEADLINE = registration._STREAM_WITHIN = 86400.0
 """  # a stop that waits for what hangs never ends
 SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
 

@@ -108,7 +108,7 @@ async def test_an_operator_has_drained_it(node: Node) -> None:
         config = node.root / "config.toml"
         assert await says("drain", config, "w1", "--reason", "new fan") == "Drained: w1."
         assert re.search(r"drained since .+?: an operator drained it: new fan", await says("explain", config, "w1"))
-        assert f"{WIDGET}: 1 of 1 IDs are Unhealthy; an operator drained it: new fan" in await says("doctor", config)
+        assert f"{WIDGET}: 1 of 1 IDs are drained; an operator drained it: new fan" in await says("doctor", config)
 
 
 async def test_what_an_operator_decides_cannot_be_kept(node: Node) -> None:

@@ -87,7 +87,7 @@ async def test_every_face_names_each_gpu_that_is_there_and_cannot_be_offered(bar
         assert re.search(rf">{key}</span>((?!</summary>).)*>{why}", faces["page"])
         assert re.search(rf"{key} is not offered unusable since \S*: {why}", faces[place])
     assert f"warning hardware {GPUS}: 3 more are not offered" in faces["doctor"]
-    assert "3 devices are not offered" in faces["page"]
+    assert "3 of 5 devices are not offered" in faces["page"]
     assert f'fairlead_devices_not_offered{{resource_name="{GPUS}",reason="unusable"}} 3' in metrics
     assert {(it["resource"], it["reason"]) for it in document["unclaimed"]} == {(GPUS, "unusable")}
 
@@ -107,7 +107,7 @@ async def test_what_was_offered_and_is_gone_is_missing_until_it_comes_back(node:
         explained = await says(node, "explain", "/dev/w2")
         assert "/dev/w2 is not offered gone since" in explained
         assert f"{WIDGET}: offered it, and it is not there any more" in explained
-        assert "1 device is not offered" in await node.get("/")
+        assert "1 of 2 devices is not offered" in await node.get("/")
         node.mknod("w2")
         await agent.says("device-offered-again", device="/dev/w2")
         await until_seen(node, lambda metrics: f"{count} 0" in metrics)
@@ -183,3 +183,47 @@ async def test_what_a_pod_had_when_it_went_is_missing_once_the_pod_is_over(node:
         agent.pass_minute()
         await agent.says("claims-ended")
         await until_seen(node, lambda metrics: f"{count} 1" in metrics)
+
+
+async def test_a_gpu_goes_by_all_its_names_also_once_its_driver_is_gone_and_after_a_restart(bare_node: Node) -> None:
+    node, (first, second, *_) = bare_node, PLACES
+    node.dev.rmdir()
+    planted_host(node.root, CONTROLS + nvidia_gpu(first, 0) + nvidia_gpu(second, 1))
+    called = [
+        uuid(1),
+        uuid(1)[:-4],
+        "nvidia1",
+        "/dev/nvidia1",
+        second,
+        second.removeprefix("0000:"),
+        f"{GPUS}/{uuid(1)}",
+    ]
+
+    async def answers() -> set[str]:
+        """What each name's hardware is, by the faces that take one."""
+        explained = [await says(node, "explain", name, "--json") for name in called]
+        await says(node, "drain", "nvidia1", "--reason", "new riser")
+        histories = [json.loads(await says(node, "status", "--history", name, "--json"))["key"] for name in called]
+        ended = [await says(node, "undrain", name) for name in called]
+        assert "drained" in ended[0]
+        assert all("Nothing has ended" in it for it in ended[1:])
+        assert len(set(histories)) == 1, histories
+        return {it for one in explained for it in json.loads(one)["hardware"] if it.startswith("pci:")}
+
+    async with node.kubelet:
+        async with node.agent(GPU, prelude=AT_ONCE, sys=f"{node.root}/sys", proc=f"{node.root}/proc") as agent:
+            await node.healthy(uuid(0), uuid(1), resource=GPUS)
+            await until_kept(node, uuid(1))
+            assert await answers() == {f"pci:{second}"}
+            (node.root / "sys/bus/pci/devices" / second / "driver").unlink()
+            shutil.rmtree(node.root / "proc/driver/nvidia/gpus" / second)
+            node.unlink("nvidia1")
+            await agent.says("device-not-offered", device=second)
+            assert await answers() == {f"pci:{second}"}
+            shown = json.loads(await says(node, "status", "--json"))["unclaimed"]
+            assert [(it["name"], it["model"]) for it in shown] == [("nvidia1", "H100")]
+            agent.signal(signal.SIGTERM)
+            assert await agent.ended() == 0
+        async with node.agent(GPU, prelude=AT_ONCE, sys=f"{node.root}/sys", proc=f"{node.root}/proc") as agent:
+            await agent.says("device-not-offered", device=second)
+            assert await answers() == {f"pci:{second}"}

@@ -33,19 +33,6 @@ async def test_two_agents_never_serve_a_directory_that_was_made_again(node: Node
             await node.healthy("w1")
 
 
-async def test_an_agent_alone_serves_in_the_directory_that_was_made_again(node: Node) -> None:
-    node.mknod("w1")
-    async with node.agent() as agent:
-        await node.healthy("w1")
-        await node.kubelet.stop()
-        node.remove(node.plugin_dir)
-        await node.kubelet.start()
-        await agent.says("plugin-directory-replaced")
-        await node.registered()
-        await node.healthy("w1")
-        assert not agent.said("another-agent-runs")
-
-
 async def test_of_two_agents_that_run_one_serves_the_directory_that_was_made_again(node: Node) -> None:
     """Whichever it is; and the other one serves when that is gone, though it waited for a lock that is gone."""
     node.mknod("w1")

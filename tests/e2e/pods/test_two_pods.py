@@ -5,7 +5,7 @@ from __future__ import annotations
 from agent.simulation.pods import Container, Phase, Pod, PodStatus
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import finish
-from tests.wait import until
+from tests.wait import limit, until
 
 
 async def test_a_second_pod_is_refused_what_the_kubelet_gives_out_twice(node: Node) -> None:
@@ -80,6 +80,26 @@ async def test_what_a_pod_has_goes_to_no_other_once_the_kubelets_record_was_remo
         code, out, _ = await finish("undrain", held, "--config", str(node.root / "config.toml"))
         assert (code, "forgotten" in out) == (0, True)
         await node.healthy("w1", "w2")
+
+
+async def test_what_a_pod_had_that_ended_before_the_kubelet_started_again_is_given_to_the_next(node: Node) -> None:
+    node.mknod("w1", "w2")
+    config = str(node.root / "config.toml")
+    async with node.agent():
+        await node.healthy("w1", "w2")
+        await node.admit(pod(count=2))
+        async with limit("the first pod is known"):
+            while "default/pod " not in (await finish("status", "--pods", "--config", config))[1]:
+                pass
+        node.kubelet.end(pod())
+        await node.kubelet.restart()
+        await node.registered()
+        assert (await node.admit(pod("second"))).phase == Phase.RUNNING
+        async with limit("the second pod is known"):
+            while "default/second" not in (await finish("status", "--pods", "--config", config))[1]:
+                pass
+        assert (await node.admit(pod("third"))).phase == Phase.RUNNING
+        assert "forgotten" not in (await finish("status", "--config", config))[1]
 
 
 async def test_while_the_processes_of_a_pod_are_seen_it_has_its_devices_whatever_the_kubelet_knows(node: Node) -> None:

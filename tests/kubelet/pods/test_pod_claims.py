@@ -535,6 +535,30 @@ async def test_what_a_new_kubelet_does_not_know_is_kept_before_its_first_list(fo
     assert forgetful.ledger.forgotten() == []
 
 
+@pytest.mark.parametrize("how", ["removed", "damaged"])
+@pytest.mark.parametrize("runs", [True, False])
+async def test_a_kubelet_that_has_run_all_the_while_has_forgotten_nothing_whatever_became_of_its_record(
+    forgetful: Forgetful, pods: Pods, how: str, runs: bool
+) -> None:
+    forgetful.run(runs=runs)
+    forgetful.record(UID)
+    pods.show("a")
+    await forgetful.ask(after=1)
+    (forgetful.plugin_dir / FILE_NAME).unlink()
+    if how == "damaged":
+        forgetful.scribble("")
+    async with limit():
+        await forgetful.witnesses.confirm(TOY, lambda: {"a", "b"})
+    assert forgetful.ledger.forgotten() == []
+    agent = Forgetful(forgetful.plugin_dir.parent)  # one that is started then has heard a List before
+    agent.ledger.allocate([held("a")], agent.now)
+    await agent.ask(after=1)
+    async with limit():
+        await agent.witnesses.confirm(TOY, lambda: {"a", "b"})
+    assert agent.ledger.forgotten() == []
+    agent.witnesses.close()
+
+
 async def test_what_ended_before_a_kubelets_restart_ends(forgetful: Forgetful, pods: Pods) -> None:
     forgetful.record(UID)
     await forgetful.ask(after=1)
@@ -594,8 +618,9 @@ async def test_the_holder_of_a_device_is_asked_for_where_its_processes_are_not_t
 
 
 async def test_a_pod_whose_processes_run_has_its_device_for_certain_and_one_that_was_seen_to_end_has_not(
-    forgetful: Forgetful, pods: Pods
+    forgetful: Forgetful, pods: Pods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "_LIST_WAITS", 1e6)  # however busy the machine is that looks for the processes
     slot = (TOY, "a")
     forgetful.run()
     forgetful.record(UID)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from agent.cli import fairlead
+from agent.cli.commands import fairlead
 from agent.simulation.conformance import reports
 from agent.simulation.conformance.checks import CHECKS
 from agent.simulation.conformance.suite import Outcome

@@ -7,6 +7,7 @@ const live = document.getElementById("live");
 const node = document.getElementById("host").textContent;
 const assets = document.body.dataset.assets;
 let seen = document.body.dataset.seen;
+const byHand = new WeakSet(); // troubles that a person has opened or closed
 let source, silence, lostAt;
 
 // --- what the server draws becomes what is shown ---
@@ -44,11 +45,12 @@ function likenNode(shown, drawn) {
     if (shown.data !== drawn.data) shown.data = drawn.data;
     return;
   }
+  const isOurs = (name) => name !== "open" || (shown.closest(".troubles") && !byHand.has(shown));
   for (const { name } of [...shown.attributes]) {
-    if (!drawn.hasAttribute(name) && name !== "open") shown.removeAttribute(name);
+    if (!drawn.hasAttribute(name) && isOurs(name)) shown.removeAttribute(name);
   }
   for (const { name, value } of drawn.attributes) {
-    if (shown.getAttribute(name) !== value) shown.setAttribute(name, value);
+    if (shown.getAttribute(name) !== value && isOurs(name)) shown.setAttribute(name, value);
   }
   if (shown.classList.contains("tile")) return; // what is in it comes as a part of its own
   liken(shown, drawn);
@@ -164,6 +166,8 @@ function visit() {
 }
 addEventListener("hashchange", visit);
 document.addEventListener("click", (event) => {
+  const trouble = event.target.closest?.(".troubles summary");
+  if (trouble) byHand.add(trouble.parentElement);
   const link = event.target.closest?.(".which a");
   if (link && link.hash === location.hash) setTimeout(visit);
 });

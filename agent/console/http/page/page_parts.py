@@ -19,7 +19,7 @@ from agent.console.http.page.html import Html
 from agent.console.http.page.tiles import drawn, name
 from agent.console.http.page.topology import Tile, missing, tiles
 from agent.console.http.page.troubles import troubles
-from agent.console.views import Event, Histories, Status
+from agent.console.views import Event, Histories, Note, Status
 from agent.runtime.chunked_work import in_slices
 
 EVENTS: Final = 50
@@ -35,8 +35,8 @@ class Part(Struct, frozen=True):
     version: int
 
 
-_Shown = tuple[Tile, Past, tuple[Event, ...]]
-"""What a tile is drawn of: the device, how it was, and the events about it."""
+_Shown = tuple[Tile, Past, tuple[Event, ...], tuple[Note, ...]]
+"""What a tile is drawn of: the device, how it was, the events about it, and what happened to its hardware beside."""
 
 
 class Picture:
@@ -89,7 +89,7 @@ class Picture:
             "attention": sections.attention(found),
             "resources": sections.resources(status.resources, status.templates),
             "unclaimed": sections.unclaimed(status),
-            "events": sections.events(happened),
+            "events": sections.events(happened, {it: tile.title for tile in every for it in tile.names}),
             "about": sections.about(status),
         }
 
@@ -120,13 +120,17 @@ def _every(status: Status) -> Iterator[Tile]:
 def _shown(every: Sequence[Tile], known: Histories, happened: Sequence[Event], now: float) -> Iterator[_Shown]:
     others = {(it.resource, it.key): it.periods for it in known.others}
     plain = clipped(known.plain, now)
+    beside: dict[str, list[Note]] = {}
+    for note in known.notes:
+        beside.setdefault(note.hardware, []).append(note)
     about: dict[str, list[Event]] = {}
     for event in happened:
         about.setdefault(event.device, []).append(event)
     for tile in every:
-        names = {tile.key, tile.worst.name, *(it for device in tile.views for it in device.ids[:1])}
-        told = tuple(event for it in sorted(names) if it for event in about.get(it, ()))
+        told = tuple(event for it in sorted(tile.names) for event in about.get(it, ()))
+        notes = [note for it in tile.beneath for note in beside.get(it, ())] if beside else []
+        noted = tuple(sorted(notes, key=lambda it: it.time))
         if (periods := others.get((tile.resource, tile.key))) is not None:
-            yield tile, clipped(periods, now), told
+            yield tile, clipped(periods, now), told, noted
         else:
-            yield tile, () if tile.missing else plain, ()
+            yield tile, () if tile.missing else plain, (), noted

@@ -5,16 +5,18 @@ from __future__ import annotations
 import html
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from agent.console.advice import advice, told
 from agent.console.http.page.html import Html, h, join, many, moment
-from agent.console.http.page.tiles import name, sign
+from agent.console.http.page.tiles import element, name, sign
 from agent.console.http.page.topology import NOT_OFFERED, Machine, Node, Place, Tile
 from agent.console.http.page.troubles import Trouble
 from agent.console.views import NAMES_NOTHING, Event, Resource, Status, Template
 
-_STATES: Final = ("Healthy", "Degraded", "Unhealthy")
+_STATES: Final = ("Healthy", "Degraded", "Unhealthy", "Drained")
+_OPEN: Final = 4  # troubles; more of them are a line each, so that the devices below stay on the screen
 _TILES_NAMED: Final = 8  # of those that have one trouble
 _TILES_TOLD: Final = 3  # of those, with what each says
 _SENTENCES: Final = 5
@@ -32,14 +34,13 @@ def verdict(status: Status, tiles: Sequence[Tile], found: Sequence[Trouble]) -> 
     worst = found[0].state if found else "Healthy"
     configured = sum(bool(resource.backend) for resource in status.resources)
     used = sum(len(device.held) for tile in tiles for device in tile.views)
-    offered = sum(not tile.missing for tile in tiles)
     return h(
         "div",
         sign(worst),
         h(
             "div",
             h("p", _in_a_word(status, tiles, worst), class_="word"),
-            h("p", f"{many(offered, 'device')} in {many(configured, 'resource')}, {many(used, 'ID')} in use"),
+            h("p", f"{many(len(tiles), 'device')} of {many(configured, 'resource')}, {many(used, 'ID')} in use"),
         ),
         class_=f"verdict {worst.lower()}",
     )
@@ -47,26 +48,31 @@ def verdict(status: Status, tiles: Sequence[Tile], found: Sequence[Trouble]) -> 
 
 def _in_a_word(status: Status, tiles: Sequence[Tile], worst: str) -> str:
     """What pods cannot get; if they can get everything, whether something else is wrong."""
-    number = Counter(tile.worst.state for tile in tiles)
+    number = Counter(tile.worst.condition for tile in tiles)
     bad, lacking, missing = number["Unhealthy"], number[NOT_OFFERED], len(status.unready())
     words = [] if status.kubelet.present else ["The kubelet is not there"]
     if bad:
-        words.append(f"{bad:,} of {many(number.total() - lacking, 'device')} {'is' if bad == 1 else 'are'} unhealthy")
+        words.append(f"{bad:,} of {many(len(tiles), 'device')} {'is' if bad == 1 else 'are'} unhealthy")
+    if lacking and bad:
+        words.append(f"{lacking:,} not offered")
+    elif lacking:
+        words.append(f"{lacking:,} of {many(len(tiles), 'device')} {'is' if lacking == 1 else 'are'} not offered")
     if missing and status.kubelet.present:
         words.append(f"{many(missing, 'resource')} {'is' if missing == 1 else 'are'} not served")
-    if lacking:
-        words.append(f"{many(lacking, 'device')} {'is' if lacking == 1 else 'are'} not offered")
-    return ", ".join(words) or ("All is well" if worst == "Healthy" else "All is served, but not all is well")
+    drained = f", {many(number['Drained'], 'device')} drained" if number["Drained"] else ""
+    is_well = worst in ("Healthy", "Drained")  # a drain is no failure
+    return (", ".join(words) or ("All is well" if is_well else "All is served, but not all is well")) + drained
 
 
 def attention(found: Sequence[Trouble]) -> Html:
     """What is wrong, the worst first, with the devices it is about."""
     if not found:
         return h("p", "Nothing.", class_="nothing")
-    return h("ul", [_trouble(trouble) for trouble in found], class_="troubles")
+    few = len(found) <= _OPEN
+    return h("ul", [_trouble(it, is_open=few) for it in found], class_="troubles" if few else "troubles many")
 
 
-def _trouble(trouble: Trouble) -> Html:
+def _trouble(trouble: Trouble, *, is_open: bool) -> Html:
     more = len(trouble.sentences) - _SENTENCES
     each = () if trouble.sentences else trouble.tiles[:_TILES_TOLD]
     links = [_link(tile) for tile in trouble.tiles[len(each) : _TILES_NAMED]]
@@ -75,15 +81,15 @@ def _trouble(trouble: Trouble) -> Html:
         who.name
         for tile in trouble.tiles for device in tile.views for held in device.held for who in held.holders
     )  # fmt: skip
-    return h(
-        "li",
-        h(
-            "p",
-            sign(trouble.state),
-            h("strong", trouble.title),
-            h("span", trouble.tiles[0].worst.state, class_="state") if trouble.tiles else None,
-            class_="title",
-        ),
+    summary = h(
+        "summary",
+        sign(trouble.state),
+        h("strong", trouble.title),
+        h("span", trouble.tiles[0].worst.condition, class_="state") if trouble.tiles else None,
+        h("span", _glance(trouble), class_="glance"),
+        class_="title",
+    )
+    inside = (
         [h("p", sentence) for sentence in trouble.sentences[:_SENTENCES]],
         h("p", f"and {more:,} more") if more > 0 else None,
         [h("p", _link(tile), f" {tile.worst.message}", class_="which") for tile in each],
@@ -98,9 +104,30 @@ def _trouble(trouble: Trouble) -> Html:
         )
         if pods
         else None,
+        _next_step(trouble),
         h("p", "Since ", moment(trouble.since), class_="since") if trouble.since else None,
-        class_=trouble.state.lower(),
     )
+    shown = h("details", summary, *inside, open=is_open)
+    return h("li", shown, id=element("t", trouble.cause), class_=trouble.state.lower())
+
+
+def _glance(trouble: Trouble) -> str:
+    """What a folded trouble is about."""
+    names = [tile.worst.name or tile.key for tile in trouble.tiles[:_TILES_NAMED]]
+    return ", ".join(names) or trouble.sentences[0]
+
+
+def _next_step(trouble: Trouble) -> Html | None:
+    """What the devices' reason means, what to do now, and what ends it."""
+    found = advice(trouble.reason)
+    if trouble.tiles:
+        it = trouble.tiles[0].worst
+        key = it.ids[0] if len(it.ids) == 1 else it.key
+        found = advice(it.reason, it.message, device=key, name=it.name, hardware=it.hardware)
+    if found is None:
+        return None
+    rows = [join(h("dt", label), h("dd", h("code", text) if label == "run" else text)) for label, text in told(found)]
+    return h("details", h("summary", "What to do"), h("dl", rows, class_="advice"))
 
 
 def _link(tile: Tile) -> Html:
@@ -123,7 +150,7 @@ def resources(every: Iterable[Resource], templates: Iterable[Template] = ()) -> 
 def _resource(resource: Resource) -> Html:
     number = Counter[str]()
     for device in resource.devices:
-        number[device.state] += len(device.ids)
+        number[device.condition] += len(device.ids)
     used = sum(len(device.held) for device in resource.devices)
     word, state = resource.registration
     return h(
@@ -145,7 +172,7 @@ def _resource(resource: Resource) -> Html:
 
 def _unused(template: Template) -> Html:
     name = h("th", template.name, h("span", template.backend, class_="backend"), scope="row")
-    return h("tr", name, h("td", NAMES_NOTHING, colspan="5", data_head="Kubelet"))
+    return h("tr", name, h("td", NAMES_NOTHING, colspan="6", data_head="Kubelet"))
 
 
 def devices(tiles: Sequence[Tile], fill: Fill) -> Iterator[str]:
@@ -218,21 +245,23 @@ def unclaimed(status: Status) -> Html:
     return h("details", h("summary", many(len(others), "device")), h("table", head, h("tbody", rows)), more)
 
 
-def events(happened: Sequence[Event]) -> Html:
-    """What happened, the newest first."""
+def events(happened: Sequence[Event], names: Mapping[str, str]) -> Html:
+    """What happened, the newest first; `names` has what the tiles call the devices."""
     if not happened:
         return h("p", "Nothing yet.", class_="nothing")
-    return h("ol", [_event(event) for event in reversed(happened)], class_="events")
+    return h("ol", [_event(event, names) for event in reversed(happened)], class_="events")
 
 
-def _event(event: Event) -> Html:
+def _event(event: Event, names: Mapping[str, str]) -> Html:
+    title = names.get(event.device) or ", ".join(names.get(it, it) for it in event.device.split(", "))
     return h(
         "li",
         moment(event.time),
         h("p",
-          sign(event.state) if event.state else None,
+          sign(event.condition) if event.state else None,
           h("strong", event.kind),
-          [h("span", text) for text in (event.resource, event.device, event.state, event.reason) if text]),
+          [h("span", text, title=event.device if text == title != event.device else None)
+           for text in (event.resource, title, event.condition, event.reason) if text]),
         h("p", event.message, class_="message") if event.message else None,
         id=f"e-{event.number}",
     )  # fmt: skip

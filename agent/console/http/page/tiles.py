@@ -11,19 +11,25 @@ from agent.console.http.page import history_strip
 from agent.console.http.page.history_strip import Past
 from agent.console.http.page.html import Html, h, join, many, moment
 from agent.console.http.page.topology import NOT_OFFERED, Tile
-from agent.console.views import Device, Event, Held
+from agent.console.views import Device, Event, Held, Note
 from agent.inventory.shortfall import WENT
 
-SIGNS: Final = {"Healthy": "✓", "Degraded": "!", NOT_OFFERED: "–", "Unhealthy": "✕"}
+SIGNS: Final = {"Healthy": "✓", "Drained": "‖", "Degraded": "!", NOT_OFFERED: "–", "Unhealthy": "✕"}
 """So that colour is not the only sign."""
 
 _IDS_SHOWN: Final = 8
 _HOLDERS_SHOWN: Final = 20
+_NOTES_SHOWN: Final = 10
 
 
 def name(tile: Tile) -> str:
     """The ID of the tile's element, which stays the same while the device is there."""
-    return "d-" + hashlib.blake2s(f"{tile.resource}\0{tile.key}".encode(errors="replace"), digest_size=8).hexdigest()
+    return element("d", f"{tile.resource}\0{tile.key}")
+
+
+def element(kind: str, what: str) -> str:
+    """The ID of an element, made of what it is about."""
+    return f"{kind}-{hashlib.blake2s(what.encode(errors='replace'), digest_size=8).hexdigest()}"
 
 
 def sign(state: str) -> Html:
@@ -36,20 +42,21 @@ def _kind(state: str) -> str:
     return state.lower().replace(" ", "-")
 
 
-def drawn(tile: Tile, past: Past = (), happened: Sequence[Event] = ()) -> Html:
-    """The inside of a tile: the device, its history, and the events about it."""
+def drawn(tile: Tile, past: Past = (), happened: Sequence[Event] = (), notes: Sequence[Note] = ()) -> Html:
+    """The inside of a tile: the device, its history, the events about it, and what happened to its hardware beside."""
     worst = tile.worst
     return h(
         "details",
         h(
             "summary",
-            sign(worst.state),
+            sign(worst.condition),
             h("span", tile.title, class_="title"),
             h("span", tile.key, class_="key") if tile.title != tile.key else None,
             h(
                 "span",
-                h("span", worst.state, class_="state"),
+                h("span", worst.condition, class_="state"),
                 h("span", worst.message if tile.missing else worst.reason, class_="reason") if worst.reason else None,
+                h("span", f"noted: {notes[-1].reason}", class_="reason") if notes else None,
                 _use(tile),
                 class_="line",
             ),
@@ -60,9 +67,10 @@ def drawn(tile: Tile, past: Past = (), happened: Sequence[Event] = ()) -> Html:
             [_about(device) for device in tile.views],
             _where(tile.resource, worst),
             history_strip.drawn(past, f"{name(tile)}-h", tile.key, happened) if past else None,
+            _beside(notes, tile.key) if notes else None,
             class_="more",
         ),
-        class_=f"device {_kind(worst.state)}" + " held" * bool(_held(tile)) + " gone" * (worst.reason == WENT),
+        class_=f"device {_kind(worst.condition)}" + " held" * bool(_held(tile)) + " gone" * (worst.reason == WENT),
     )
 
 
@@ -90,12 +98,13 @@ def _share(tile: Tile) -> Html | None:
 
 
 def _total(tile: Tile) -> int:
-    return sum(len(device.ids) for device in tile.views)
+    return 0 if tile.missing else sum(len(device.ids) for device in tile.views)
 
 
 def _about(device: Device) -> Html:
     """One state of the device, with the IDs in that state."""
-    reason = f"{device.state}: {device.reason}" if device.reason else device.state
+    is_said = not device.reason or device.condition != device.state
+    reason = device.condition if is_said else f"{device.state}: {device.reason}"
     return join(
         h("p", h("strong", reason), h("br"), device.message or None, class_="health"),
         h("dl", _rows(device)),
@@ -105,6 +114,8 @@ def _about(device: Device) -> Html:
 def _rows(device: Device) -> Iterator[Html]:
     if device.since:
         yield _row("Since", moment(device.since))
+    if device.ends:
+        yield _row("Ends with", device.ends)
     if len(device.ids) == 1:
         yield _row("ID", h("code", device.ids[0]))
     elif device.ids:
@@ -145,6 +156,25 @@ def _holders(device: Device) -> Html:
             h("li", f"{many(unknown, 'ID')} by pods that the kubelet does not name: they start, or have ended")
         )
     return h("ul", lines)
+
+
+def _beside(notes: Sequence[Note], key: str) -> Html:
+    """What happened to its hardware and changed no health, the newest first."""
+    more = len(notes) - _NOTES_SHOWN
+    return h(
+        "div",
+        h("p", "Happened in the last 24 hours, and changed nothing of its health:", class_="quiet"),
+        h("ol", [_note(note) for note in notes[: -_NOTES_SHOWN - 1 : -1]]),
+        h("p", f"and {more:,} before: ", h("code", f"fairlead status --history {key}")) if more > 0 else None,
+        class_="past notes",
+    )
+
+
+def _note(note: Note) -> Html:
+    often = f", {note.count:,} times" if note.count > 1 else ""
+    by = f", process {note.pid}" * (note.pid is not None) + f" ({note.process})" * bool(note.process)
+    whose = f", of {' or '.join(note.pods)}" if note.pods else ""
+    return h("li", moment(note.time), h("p", h("strong", note.reason), f"{often}{by}{whose}"), h("p", note.message))
 
 
 def _some(texts: tuple[str, ...]) -> Html:

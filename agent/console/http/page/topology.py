@@ -15,7 +15,7 @@ NOT_OFFERED: Final = "Not offered"
 
 _NUMBERS: Final = re.compile("([0-9]{1,18})")
 _Rank = tuple[str, list[str | int]]
-_STATES: Final = ("Healthy", "Degraded", NOT_OFFERED, "Unhealthy")
+_STATES: Final = ("Healthy", "Drained", "Degraded", NOT_OFFERED, "Unhealthy")
 
 
 class Tile(Struct, frozen=True):
@@ -39,6 +39,16 @@ class Tile(Struct, frozen=True):
     def title(self) -> str:
         """What people call it: `H100 · nvidia3`; its key, if it has neither model nor name."""
         return " · ".join(filter(None, (self.worst.model, self.worst.name))) or self.key
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What the log calls it."""
+        return frozenset({self.key, self.worst.name, *(it for device in self.views for it in device.ids[:1])} - {""})
+
+    @property
+    def beneath(self) -> frozenset[str]:
+        """Its hardware, and the PCI functions that it is a part of or below."""
+        return frozenset((*self.worst.hardware, *(f"pci:{it}" for it in self.worst.ancestry)))
 
     @property
     def missing(self) -> bool:
@@ -74,7 +84,7 @@ def tiles(resource: str, devices: Iterable[Device]) -> Iterator[Tile]:
     for device in devices:
         views.setdefault(device.key, []).append(device)
     for same in views.values():
-        yield Tile(resource, tuple(sorted(same, key=lambda device: -badness(device.state))))
+        yield Tile(resource, tuple(sorted(same, key=lambda device: -badness(device.condition))))
 
 
 def missing(unclaimed: Iterable[Unclaimed]) -> Iterator[Tile]:
@@ -82,10 +92,25 @@ def missing(unclaimed: Iterable[Unclaimed]) -> Iterator[Tile]:
     for it in unclaimed:
         if it.resource:
             view = Device(
-                it.device, (), NOT_OFFERED, it.reason, it.why, it.since, it.numa_node, it.ancestry, it.hardware,
+                it.device, it.ids, NOT_OFFERED, it.reason, it.why, it.since, it.numa_node, it.ancestry, it.hardware,
                 name=it.name, model=it.model,
             )  # fmt: skip
             yield Tile(it.resource, (view,))
+
+
+def in_order(every: Iterable[Tile]) -> Iterator[Tile]:
+    """The same tiles as the page draws them: by NUMA node, bridge, resource and address."""
+    where = Machine()
+    for tile in every:
+        where.put(tile)
+    for node in where.nodes():
+        yield from _within(node.place)
+
+
+def _within(place: Place) -> Iterator[Tile]:
+    yield from place.tiles
+    for inner in place.below:
+        yield from _within(inner)
 
 
 class _Growing(Struct):

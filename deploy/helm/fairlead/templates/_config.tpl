@@ -44,10 +44,10 @@
 {{- end }}
 {{- $listen := ($tables.http | default dict).listen | default "off" }}
 {{- if not (regexMatch "^(\\[.*\\]|[^:/]+):[0-9]+$" $listen) }}
-  {{- fail (printf "[http] listen is %q: the kubelet's probes need an address and a port, such as %q" $listen $http.listen) }}
+  {{- fail (printf "[http] listen is %q: Prometheus and the page need an address and a port, such as %q" $listen $http.listen) }}
 {{- end }}
 {{- if and .Values.hardened (regexMatch "^(127\\.|localhost:|\\[::1\\])" $listen) }}
-  {{- fail (printf "[http] listen is %q: the pod has a network of its own, where the kubelet cannot reach that; write %q" $listen $http.listen) }}
+  {{- fail (printf "[http] listen is %q: the pod has a network of its own, where Prometheus cannot reach that; write %q" $listen $http.listen) }}
 {{- end }}
 {{- toJson $tables }}
 {{- end }}

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.importing import toml_text
+from agent.config import toml_text
 
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 _SCALARS = _TEXTS | st.integers(-(2**63), 2**63 - 1) | st.booleans()

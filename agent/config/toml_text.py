@@ -7,8 +7,10 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from agent.importing.model import Value
 from backends.printable import printable
+
+Value = str | int | bool | Sequence["Value"] | Mapping[str, "Value"]
+"""What our TOML can say."""
 
 _WIDTH: Final = 118
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")

@@ -24,15 +24,11 @@ class Model:
     hardware: dict[str, Units]
     _out: Counter[tuple[str, str]] = field(default_factory=Counter)
     _unsure: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _doubted: dict[tuple[str, str], float] = field(default_factory=dict)
-    _rivals: dict[str, frozenset[str]] = field(default_factory=dict)
     _before: Mapping[str, frozenset[str]] | None = None
     """What was healthy when nothing could be seen any more."""
     _steady: set[tuple[str, str]] = field(default_factory=set)
     """What has been well ever since."""
     _slow: list[float] = field(default_factory=list)
-    foreign: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """IDs of other plugins → the resource and unit that they are: while one is listed, either may be healthy."""
     blind: int = 0
     """How many faults last under which nothing can be said."""
 
@@ -56,19 +52,6 @@ class Model:
             yield
         finally:
             self._unsure.subtract(keys)
-
-    def doubt(self, resource: str, unit: str, until: float) -> None:
-        """The same, until a time."""
-        self._doubted[resource, unit] = until
-
-    @contextmanager
-    def rival(self, resource: str, *ids: str) -> Iterator[None]:
-        """Another plugin serves these."""
-        self._rivals[resource] = frozenset(ids)
-        try:
-            yield
-        finally:
-            del self._rivals[resource]
 
     @contextmanager
     def unseen(self) -> Iterator[None]:
@@ -104,25 +87,24 @@ class Model:
 
     def is_served(self, resource: str) -> bool:
         """By us."""
-        return resource in self.hardware and resource not in self._rivals
+        return resource in self.hardware
 
-    def differences(self, seen: Mapping[str, ResourceView], now: float) -> list[str]:
+    def differences(self, seen: Mapping[str, ResourceView]) -> list[str]:
         """In what the kubelet's view differs from what is there, as sentences."""
         if self.blind:
             return []
         return [
             f"{resource}: {what} {', '.join(sorted(ids))}"
             for resource in self.hardware
-            for what, ids in self._of(resource, seen.get(resource, ResourceView(resource)), now)
+            for what, ids in self._of(resource, seen.get(resource, ResourceView(resource)))
             if ids
         ]
 
-    def _of(self, resource: str, view: ResourceView, now: float) -> Iterator[tuple[str, frozenset[str]]]:
-        healthy, sure, perhaps = view.healthy, set[str](), self.foreign.keys() & (view.healthy | view.unhealthy)
-        shared = {self.foreign[device_id] for device_id in perhaps}
+    def _of(self, resource: str, view: ResourceView) -> Iterator[tuple[str, frozenset[str]]]:
+        healthy, sure, perhaps = view.healthy, set[str](), set[str]()
         for unit, ids in self.hardware[resource].items():
             key = resource, unit
-            if self._unsure[key] or self._doubted.get(key, 0.0) > now or (key in shared and not self._out[key]):
+            if self._unsure[key]:
                 perhaps.update(ids)
             elif not self._out[key]:
                 sure.update(ids)
@@ -132,7 +114,5 @@ class Model:
                 id_ for unit, ids in self.hardware[resource].items() if (resource, unit) in self._steady for id_ in ids
             }
             sure, perhaps = sure & was & steady, perhaps | sure | was
-        if (theirs := self._rivals.get(resource)) is not None:
-            sure, perhaps = set(theirs), set()
         yield "not healthy:", frozenset(sure - healthy)
         yield "healthy, and should not be:", frozenset(healthy - sure - perhaps)

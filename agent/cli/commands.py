@@ -1,0 +1,66 @@
+"""The group of all commands; a command imports what it needs only when it runs."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from keyword import iskeyword
+from typing import Final
+
+import click
+
+from agent import __version__
+from agent.runtime.errors import unknown
+
+_COMMANDS: Final = {
+    "run": "Find hardware, offer it to the kubelet, hand it to pods.",
+    "discover": "Show the hardware that the configuration takes, what it leaves, and what could be offered.",
+    "suggest": "Print a whole configuration for the hardware that this machine has.",
+    "status": "Show what the daemon offers, how it is, who has it.",
+    "devices": "Show each device of the node on a line, also what is gone or not offered.",
+    "events": "Show what happened, and what happens.",
+    "explain": "Show all that is known of one device.",
+    "drain": "Offer a device to no new pod.",
+    "undrain": "Offer a device again.",
+    "reload": "Have the daemon read its configuration again.",
+    "handover": "Replace the running daemon with one of the installed version, without a gap.",
+    "probe": "Ask the daemon that runs here for its liveness or readiness.",
+    "doctor": "Look for what is wrong with this node.",
+    "validate": "Check a configuration file and say what it means.",
+    "import": "Turn another plugin's configuration into Fairlead's.",
+    "migrate": "Show what switching from another plugin to Fairlead means, and its steps.",
+    "cdi": "Remove the CDI specifications that Fairlead has written.",
+    "schema": "Print the JSON Schema of the configuration, for editors.",
+    "completion": "Print a shell's completion script.",
+    "manual": "Print the man page.",
+    "conformance": "Try a device plugin, anybody's, beside a simulated kubelet.",
+    "demo": "Run against a simulated kubelet and watch devices come and go.",
+}
+"""Name → its line in the help. Each is the function of that name in the module of that name, `import_` for `import`."""
+
+
+class _Lazy(click.Group):
+    """Knows its commands' names and first lines without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        if cmd_name not in _COMMANDS:
+            ctx.fail(unknown("command", cmd_name, _COMMANDS))
+        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+        command: click.Command = getattr(import_module(f"agent.cli.{name}"), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.command(
+    cls=_Lazy,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 trouble, 2 wrong usage or configuration; `doctor`: 0 all is well, 1 warnings, 2 failures.",
+)
+@click.version_option(__version__, message="fairlead %(version)s")
+def fairlead() -> None:
+    """Offer a node's hardware to Kubernetes, all kinds of it from one process."""

@@ -1,0 +1,47 @@
+"""One seed is one run, and what an agent must not do is found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.deterministic.sabotage import SABOTAGES
+
+_ROOT = Path(__file__).parents[2]
+
+
+def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run it in a process of its own: its clock is taken while the agent is imported."""
+    command = [sys.executable, "-m", "tests.deterministic", *arguments]
+    return subprocess.run(command, cwd=_ROOT, check=False, capture_output=True, text=True)
+
+
+def test_the_same_seed_is_the_same_run_to_the_last_turn_of_each_process() -> None:
+    first, second, another = (simulate("--seed", seed, "--steps", "60", "--trace") for seed in ("8", "8", "9"))
+    assert first.returncode == second.returncode == 0, first.stdout + first.stderr
+    assert first.stdout == second.stdout
+    assert len(first.stdout.splitlines()) > 60
+    assert first.stdout != another.stdout
+
+
+def test_all_that_ever_failed_is_well() -> None:
+    done = simulate("--seconds", "0")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("sabotage", sorted(SABOTAGES))
+def test_what_an_agent_must_not_do_is_found(sabotage: str) -> None:
+    done = simulate("--sabotage", sabotage, "--seconds", "0", "--whole")
+    assert done.returncode == 1, f"its case in cases.jsonl is well: {done.stdout}{done.stderr}"
+    assert "FAILS" in done.stdout
+
+
+def test_a_seed_that_fails_is_shown_by_the_fewest_steps_that_still_fail() -> None:
+    done = simulate("--sabotage", "two_agents_hold_the_lock", "--seed", "1")
+    shown = done.stdout.partition("the shortest sequence that still fails:\n")[2].splitlines()
+    steps = [line for line in shown if line.startswith("  after ")]
+    assert 1 <= len(steps) <= 5, done.stdout + done.stderr
+    assert "make simulate ARGS='--seed 1'" in done.stdout
