@@ -148,14 +148,10 @@ def _place(plugin_dir: Path | None) -> Iterator[tuple[Path, bool]]:
             f"only root can have the plugin see another {KUBELET}; run this as root, or give the plugin an empty directory and "
             "name it with --plugin-dir"
         )
-    made = not KUBELET.exists()
-    KUBELET.mkdir(parents=True, exist_ok=True)  # in the host's tree there must be something to mount upon
-    try:
-        with tempfile.TemporaryDirectory(prefix="fairlead-") as directory:
-            yield Path(directory), True
-    finally:
-        if made:
-            KUBELET.rmdir()
+    # In the host's tree there must be something to mount upon. It stays: to remove it would unmount it for another run, too.
+    KUBELET.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="fairlead-") as directory:
+        yield Path(directory), True
 
 
 @contextmanager
