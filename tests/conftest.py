@@ -34,6 +34,7 @@ _SLOW: Final = (
     "docs/test_security.py",
     "docs/test_writing_a_backend.py",
     "kubelet/test_cancellation.py",
+    "simulation/conformance/test_fairlead.py",
     "test_at_once.py",
 )
 """Files and folders that start processes or try whatever may happen at once; they start first, so that none is left

@@ -12,8 +12,9 @@ from typing import Final
 import pytest
 
 _TESTS: Final = Path(__file__).parent
-_MAY: Final = {"wait.py", "pauses.py", "loop_steps.py"}
-"""These are what others wait with, what makes tests slow on purpose, and what bench/ measures with."""
+_MAY: Final = {"wait.py", "pauses.py", "loop_steps.py", "simulation/conformance/example.py"}
+"""These are what others wait with, what makes tests slow on purpose, what bench/ measures with, and a plugin whose time
+passes at once (`tests.wait.at_once`)."""
 
 _IMPORT: Final = re.compile(r"^from agent\S* import", re.MULTILINE)
 _CLOCKS: Final = {"monotonic", "perf_counter", "process_time", "thread_time"}

@@ -32,6 +32,7 @@ _COMMANDS: Final = {
     "schema": "Print the JSON Schema of the configuration, for editors.",
     "completion": "Print a shell's completion script.",
     "manual": "Print the man page.",
+    "conformance": "Try a device plugin, anybody's, beside a simulated kubelet.",
     "demo": "Run against a simulated kubelet and watch devices come and go.",
 }
 """Name → its line in the help. Each is the function of that name in the module of that name, `import_` for `import`."""

@@ -59,6 +59,8 @@ class Change(Struct, frozen=True):
     after: ResourceView | None = None
     at: float = field(default_factory=time.perf_counter)
     """`time.perf_counter()`; of a list, the moment its message had arrived, before it was read."""
+    message: bytes = b""
+    """A list as the plugin sent it."""
 
     def devices(self) -> dict[str, str]:
         """The devices whose state differs: ID → Healthy, Unhealthy or gone."""

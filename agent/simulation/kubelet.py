@@ -26,10 +26,14 @@ from agent.simulation.plugin_connections import Clients, Handler
 from agent.simulation.pod_admission import KubeletStoppedError, Pods, PodWorkers
 from agent.simulation.podresources import Lister
 from agent.simulation.pods import Phase, Pod, PodStatus
-from agent.simulation.registration import Registration
+from agent.simulation.registration import Gate, Registration, open_gate
 from agent.simulation.sockets import KubeletSocket, Version, at_once, wipe
 
 DISCONNECT_DELAY: Final = 0.0005  # seconds from a stream's end until its connection is closed (contract: A2)
+
+
+async def unhindered() -> None:
+    """Read a list at once."""
 
 
 class _Process:
@@ -39,10 +43,12 @@ class _Process:
         k = kubelet
         self._background = Background()
         self.manager = DeviceManager(k.plugin_dir, k._node, k._feed, k._clock, k._rng, k.version)
-        self.clients = Clients(self.manager, self._background, k._clock, k._disconnect_delay, k.version, k.handler)
+        self.clients = Clients(
+            self.manager, self._background, k._clock, k._disconnect_delay, k.version, k.handler, k.before_list
+        )
         self.pods = PodWorkers(k._pods, self.manager, self._background, k._feed, k._clock, k._rng, k._pod_delay)
-        registration = Registration(k.plugin_dir, self.clients.connect, self._background, k._feed, k.version)
-        self._registration = KubeletSocket([registration], k.socket, k._before_listening)
+        registration = Registration(k.plugin_dir, self.clients.connect, self._background, k._feed, k.version, k.gate)
+        self._registration = KubeletSocket([registration], k.socket, k.before_listening)
         lister = Lister(self.pods.resources, self.manager.views, k._clock)
         self._pod_resources = KubeletSocket([lister], k.pod_resources_socket)
 
@@ -52,6 +58,14 @@ class _Process:
         await self._registration.open()
         await self._pod_resources.open()
         self.pods.resume()
+
+    async def stand_still(self) -> None:
+        """Serve nothing more and act on nothing, with every connection to a plugin open."""
+        self.pods.stop()
+        self.clients.stand_still()
+        await self._registration.shut_down(patience=0.0)
+        await self._pod_resources.shut_down(patience=0.0)
+        await self.manager.stop()
 
     async def close(self, *, kill: bool) -> None:
         """End every part, whatever state it is in."""
@@ -79,6 +93,9 @@ class Kubelet:
         disconnect_delay: seconds from a stream's end until the kubelet deals with it (A2).
         pod_delay: seconds of `clock` that each pod takes to become known after a restart (A5).
         before_listening: awaited between `kubelet.sock` appearing and listening (A6).
+
+    `gate`, `before_listening` and `before_list`, which is awaited before each list is looked at and the next one read, may be
+    exchanged at any time; the next start has them.
     """
 
     def __init__(
@@ -107,12 +124,15 @@ class Kubelet:
         self._rng = rng or random.Random(0)  # noqa: S311  # repeatable choices, no secrets
         self._disconnect_delay = disconnect_delay
         self._pod_delay = pod_delay
-        self._before_listening = before_listening
+        self.before_listening = before_listening
+        self.before_list: Callable[[], Awaitable[None]] = unhindered
+        self.gate: Gate = open_gate
         self._feed = Feed()
         self._feed.subscribe(self._count)
         self._node: dict[str, ResourceView] = {}
         self._pods: Pods = {}
         self._process: _Process | None = None
+        self._standing: list[_Process] = []
 
     # --- start and stop ---
 
@@ -139,9 +159,18 @@ class Kubelet:
     async def stop(self, *, kill: bool = False) -> None:
         """End the process; its sockets stay behind (A6). `kill` breaks connections instead of closing them."""
         process, self._process = self._process, None
+        for one in (*self._standing, *((process,) if process else ())):
+            await one.close(kill=kill)
+        self._standing.clear()
         if process is not None:
-            await process.close(kill=kill)
             self._feed.publish(Change(Kind.STOPPED))
+
+    async def stand_still(self) -> None:
+        """The process hangs and cannot be killed: its connections stay open, and another one can be started."""
+        process, self._process = self._running(), None
+        await process.stand_still()
+        self._standing.append(process)
+        self._feed.publish(Change(Kind.STOPPED))
 
     async def restart(self, wipe: Version | None = None, *, kill: bool = False) -> None:
         """Stop and start; `wipe` says which version's way of removing sockets to use this time."""

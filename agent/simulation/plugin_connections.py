@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Literal
 
 from agent.simulation.background_tasks import Background
 from agent.simulation.clock import Clock
 from agent.simulation.device_manager.manager import DeviceManager
-from agent.simulation.plugin_client import PluginClient
+from agent.simulation.plugin_client import Arrival, PluginClient
 from agent.simulation.sockets import Version
 
 Handler = Literal["all", "first", "dedup"]
@@ -39,6 +39,7 @@ class Clients:
         disconnect_delay: float,
         version: Version,
         handler: Handler,
+        before_list: Callable[[], Awaitable[None]],
     ) -> None:
         self._manager = manager
         self._background = background
@@ -46,6 +47,7 @@ class Clients:
         self._delay = disconnect_delay
         self._goes_by_path = version == "1.37"
         self._handler = handler
+        self._before_list = before_list
         self._remembered: dict[str, list[PluginClient]] = {}
         self._made: set[PluginClient] = set()
         self._connecting: Counter[str] = Counter()
@@ -92,8 +94,12 @@ class Clients:
             self._manager.stream_opened(resource)
             opened()
 
+        async def received(arrival: Arrival) -> None:
+            await self._before_list()
+            await self._manager.received(resource, arrival)
+
         try:
-            reason = await client.watch(on_open, lambda arrival: self._manager.received(resource, arrival))
+            reason = await client.watch(on_open, received)
         finally:
             self.streams[resource] -= was_open
             opened()
@@ -150,10 +156,14 @@ class Clients:
         client.close()
         self._manager.disconnected(client)
 
-    def stop(self, *, kill: bool) -> None:
-        """Close every connection, as the end of the process does."""
+    def stand_still(self) -> None:
+        """Act on nothing more, with every connection open."""
         self._stopped = True
         for timer in (timer for timers in self._ends.values() for timer in timers):
             timer.cancel()
+
+    def stop(self, *, kill: bool) -> None:
+        """Close every connection, as the end of the process does."""
+        self.stand_still()
         for client in self._made:
             client.abort() if kill else client.close()

@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from grpclib.const import Status
+from grpclib.const import Handler, Status
+from grpclib.server import Stream
 
 from agent.kubelet.api.v1beta1 import Empty, RegisterRequest, RegistrationBase
 from agent.kubelet.transport.server import refusal
@@ -50,6 +51,16 @@ def is_extended_resource(name: str) -> bool:
     )
 
 
+_REGISTER: Final = "/v1beta1.Registration/Register"
+
+Gate = Callable[[RegisterRequest, float | None], Awaitable[None]]
+"""Is awaited before a Register is looked at, with the seconds that its caller waits at most; a PluginError refuses it."""
+
+
+async def open_gate(_request: RegisterRequest, _deadline: float | None) -> None:
+    """Let every Register in."""
+
+
 class Registration(RegistrationBase):
     """Answers a Register when the plugin has been dialled and its stream started."""
 
@@ -60,20 +71,34 @@ class Registration(RegistrationBase):
         background: Background,
         feed: Feed,
         version: Version,
+        gate: Gate = open_gate,
     ) -> None:
         self._directory = directory
         self._connect = connect
         self._background = background
         self._feed = feed
         self._version = version
+        self._gate = gate
 
-    async def register(self, register_request: RegisterRequest) -> Empty:
+    def __mapping__(self) -> dict[str, Handler]:
+        """As generated, but with the caller's deadline."""
+        mapping: dict[str, Handler] = super().__mapping__()
+        return mapping | {_REGISTER: mapping[_REGISTER]._replace(func=self._answer)}
+
+    async def _answer(self, stream: Stream[RegisterRequest, Empty]) -> None:
+        request = await stream.recv_message()
+        if request is not None:
+            deadline = stream.deadline.time_remaining() if stream.deadline else None
+            await stream.send_message(await self.register(request, deadline))
+
+    async def register(self, register_request: RegisterRequest, deadline: float | None = None) -> Empty:
         """Dial back, then answer.
 
         Raises:
             GRPCError: the kubelet refuses.
         """
         try:
+            await self._gate(register_request, deadline)
             await self._register(register_request)
         except PluginError as error:
             self._feed.publish(Change(Kind.REFUSED, register_request.resource_name, str(error)))

@@ -126,13 +126,15 @@ class DeviceManager:
 
     async def received(self, resource: str, arrival: Arrival) -> None:
         """A list: full replacement, then the checkpoint is rewritten (A3)."""
+        if self._stopped:
+            return  # this process stands still, and its connections are open
         new = state.listed(resource, DeviceList.parse(arrival.data).devices)
         self._resources[resource] = new
         for allocation in self._in_flight:
             if allocation.resource == resource:
                 back = {one: self._clock.now() for one, at in allocation.vanished.items() if at == math.inf}
                 allocation.vanished |= back | dict.fromkeys(allocation.ids - new.nodes.keys(), math.inf)
-        self._show(new.view, Kind.LIST, at=arrival.at)
+        self._show(new.view, Kind.LIST, arrival)
         held = self._unlisted.pop(resource, frozenset()) & self.held.in_use(resource)
         if (missing := new.crashes_restart(held)) is not None:
             self._panic(
@@ -292,11 +294,11 @@ class DeviceManager:
                 await asyncio.wait({writing})  # whoever is cancelled, the next kubelet finds no writer at work
         self._feed.publish(Change(Kind.CHECKPOINT))
 
-    def _show(self, view: ResourceView, kind: Kind = Kind.STARTED, at: float | None = None) -> None:
+    def _show(self, view: ResourceView, kind: Kind = Kind.STARTED, arrival: Arrival | None = None) -> None:
         before = self._node.get(view.name)
         self._node[view.name] = view
         change = Change(kind, view.name, before=before, after=view)
-        self._feed.publish(change if at is None else replace(change, at=at))
+        self._feed.publish(change if arrival is None else replace(change, at=arrival.at, message=arrival.data))
 
     def _panic(self, text: str, resource: str) -> None:
         self._feed.publish(Change(Kind.PANIC, resource, text))

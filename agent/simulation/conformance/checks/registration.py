@@ -1,0 +1,265 @@
+"""Registration: how a plugin comes to the kubelet, and what it does while there is none."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import PurePosixPath
+from typing import Final
+
+import anyio
+
+from agent.simulation.changes import Change, Kind
+from agent.simulation.conformance.stage import Stage
+from agent.simulation.conformance.suite import check
+from agent.simulation.conformance.timeline import Asked, NotApplicable, Timeline, first
+from agent.simulation.kubelet import unhindered
+from agent.simulation.plugin_client import DIAL_TIMEOUT, PluginError
+from agent.simulation.registration import API_VERSION, is_extended_resource
+
+_REFUSALS: Final = 2
+MISSING: Final = "missing"
+_REFUSING_SECONDS: Final = 0.5  # for which kubelet.sock is there and nothing listens; a real kubelet takes 3 ms
+
+
+async def starting(stage: Stage) -> None:
+    """The plugin starts beside a kubelet, and is left alone."""
+    await stage.kubelet.start()
+    stage.plugin = await stage.launch()
+    await stage.offered()
+    for resource in stage.timeline().resources:
+        await stage.options(resource)
+    await stage.rest(2)
+
+
+def _asked(t: Timeline) -> list[Asked]:
+    """Its Registers.
+
+    Raises:
+        NotApplicable: there was none.
+    """
+    if not (found := t.of(Asked)):
+        raise NotApplicable("it never called Register")
+    return found
+
+
+@check(starting, "A1")
+def registration_arrives(t: Timeline) -> str:
+    """A kubelet looks for no plugin: it waits on `kubelet.sock` in `/var/lib/kubelet/device-plugins` until the
+    plugin connects there and calls `v1beta1.Registration/Register`.
+    """
+    if t.of(Asked):
+        return ""
+    return t.ended() or "Register was never called"
+
+
+@check(starting, "A1")
+def registration_version(t: Timeline) -> str:
+    """A kubelet accepts the version `v1beta1` alone, and refuses every other one."""
+    return first(
+        f"{it.resource} was registered with version {it.version!r}" for it in _asked(t) if it.version != API_VERSION
+    )
+
+
+@check(starting, "A1")
+def registration_resource_name(t: Timeline) -> str:
+    """A kubelet refuses a resource's name unless it is `domain/name`: one slash, a lower-case DNS domain that is
+    not Kubernetes' own, and at most 63 letters, digits, `-`, `_` and `.` that begin and end with a letter or
+    digit.
+    """
+    return first(f"{it.resource!r} is no such name" for it in _asked(t) if not is_extended_resource(it.resource))
+
+
+@check(starting, "A1")
+def registration_endpoint(t: Timeline) -> str:
+    """A kubelet joins `endpoint` to its plugin directory: it must be the path of your socket relative to that, as
+    `mine.sock` or `mine/1.sock`; an absolute path or an empty one is dialled for 10 s, and then Register fails.
+    """
+    for it in _asked(t):
+        path = PurePosixPath(it.endpoint)
+        if not it.endpoint or path.is_absolute() or ".." in path.parts:
+            return f"{it.resource} was registered with the endpoint {it.endpoint!r}"
+    return ""
+
+
+@check(starting, "A1")
+def registration_serves_first(t: Timeline) -> str:
+    """A kubelet dials your socket before it answers Register, and tries again only after a second: listen and
+    serve, then register.
+    """
+    wrong = registration_endpoint(t)
+    if wrong:
+        raise NotApplicable(wrong)
+    return first(f"{it.endpoint} could not be connected to: {it.unreachable}" for it in _asked(t) if it.unreachable)
+
+
+@check(starting, "A1")
+def registration_deadline(t: Timeline) -> str:
+    """From 1.36 on the deadline of your Register is also that of the kubelet's dial, which may take 10 s on a
+    busy node: have none, or a longer one.
+    """
+    return first(
+        f"Register of {it.resource} has a deadline of {it.deadline:.1f} s"
+        for it in _asked(t)
+        if it.deadline is not None and it.deadline < DIAL_TIMEOUT - 0.5  # some of it had passed
+    )
+
+
+@check(starting, "A1")
+def registration_options(t: Timeline) -> str:
+    """A kubelet calls `GetDevicePluginOptions` before it answers Register; an error there fails the registration.
+    A plugin without options answers with an empty message.
+    """
+    _asked(t)
+    return first(
+        f"GetDevicePluginOptions of {it.resource} failed: {it.error}"
+        for it in t.calls("options")
+        if "rpc error" in it.error
+    )
+
+
+@check(starting, "A1")
+def registration_options_agree(t: Timeline) -> str:
+    """A kubelet ignores the options in Register: what `GetDevicePluginOptions` answers counts."""
+    answers = {it.resource: it.chosen for it in t.calls("options") if not it.error}
+    asked = [it for it in _asked(t) if it.options and it.resource in answers]
+    if not asked:
+        raise NotApplicable("Register has no options")
+    return first(
+        f"Register of {it.resource} has {lost.pop()}, which GetDevicePluginOptions does not answer"
+        for it in asked
+        if (lost := set(it.options) - set(answers[it.resource]))
+    )
+
+
+@check(starting, "A2")
+def registration_once(t: Timeline) -> str:
+    """One Register is one stream, for as long as the kubelet runs. A second one while the first stream is open
+    makes a kubelet until 1.36 forget the plugin when either stream ends; a kubelet from 1.37 on refuses it, and
+    may refuse that path until it restarts.
+    """
+    _asked(t)
+    has_stream: set[str] = set()
+    for it in t:
+        if isinstance(it, Asked) and it.resource in has_stream:
+            return f"{it.resource} was registered again, while its stream was open"
+        if isinstance(it, Change) and it.kind is Kind.REGISTERED:
+            has_stream.add(it.resource)
+        elif isinstance(it, Change) and it.kind is Kind.STREAM_ENDED:
+            has_stream.discard(it.resource)
+    return ""
+
+
+@check(starting, "A3")
+def registration_keeps_stream(t: Timeline) -> str:
+    """When `ListAndWatch` returns, all devices are unhealthy at once and pods are refused: keep the stream open
+    for as long as you live, and send each change on it.
+    """
+    _asked(t)
+    ended = [it for it in t.changes(Kind.STREAM_ENDED) if "larger than max" not in it.text]
+    return first(f"the stream of {it.resource} ended by itself: {it.text}" for it in ended) or t.ended()
+
+
+def comes(t: Timeline) -> str:
+    """What is wrong if its devices could not be had in the end."""
+    missing = [it.text for it in t.did(MISSING)]
+    return missing[-1] + (f": {why}" if (why := t.ended()) else "") if missing else ""
+
+
+async def begun(stage: Stage) -> None:
+    """Wait until there are devices; put on record what is missing if they do not come."""
+    if not await stage.offered():
+        without = [name for name in sorted(stage.terms.known) if not stage.kubelet.streams(name)]
+        stage.did(MISSING, f"{', '.join(without) or 'it'} was not registered, or has no list")
+    elif not await stage.until(lambda: bool(stage.healthy())):
+        stage.did(MISSING, "it registered, and listed no healthy device")
+
+
+async def refused(stage: Stage) -> None:
+    """The kubelet refuses the first Registers, and then accepts."""
+    left: dict[str, int] = {}
+
+    async def refuse() -> None:
+        resource = stage.timeline().of(Asked)[-1].resource
+        left[resource] = left.get(resource, _REFUSALS) - 1
+        if left[resource] >= 0:
+            raise PluginError("the kubelet is not ready for it")
+
+    stage.before_register = refuse
+    await stage.kubelet.start()
+    stage.plugin = await stage.launch()
+    await begun(stage)
+
+
+@check(refused, "A1")
+def registration_retries(t: Timeline) -> str:
+    """A Register may fail for a moment, on a kubelet that is just starting or very busy: try again, with growing
+    pauses, for ever.
+    """
+    _asked(t)
+    return comes(t)
+
+
+async def early(stage: Stage) -> None:
+    """The plugin starts before the kubelet."""
+    stage.plugin = await stage.launch()
+    await stage.rest(2)
+    await stage.kubelet.start()
+    await begun(stage)
+
+
+@check(early, "A6")
+def registration_waits(t: Timeline) -> str:
+    """At boot a plugin may start before its kubelet: wait for `kubelet.sock` to be made, and then register."""
+    return comes(t)
+
+
+async def not_listening(stage: Stage) -> None:
+    """The kubelet's socket is there before anything listens."""
+    made = asyncio.Event()
+
+    async def slow() -> None:
+        made.set()
+        await anyio.sleep(_REFUSING_SECONDS)
+
+    stage.kubelet.before_listening = slow
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stage.kubelet.start)
+        await made.wait()
+        stage.plugin = await stage.launch()
+    await begun(stage)
+
+
+@check(not_listening, "A6")
+def registration_connection_refused(t: Timeline) -> str:
+    """`kubelet.sock` can be seen some ms before anything listens: a connection that is refused then is no reason
+    to give up.
+    """
+    return comes(t)
+
+
+async def dying(stage: Stage) -> None:
+    """The kubelet dies while it looks at the first Register; another one starts."""
+    came = asyncio.Event()
+
+    async def never() -> None:
+        came.set()
+        await asyncio.Event().wait()
+
+    stage.before_register = never
+    await stage.kubelet.start()
+    stage.plugin = await stage.launch()
+    await stage.until(came.is_set)
+    await stage.kubelet.stop(kill=True)
+    stage.before_register = unhindered
+    await stage.rest()
+    await stage.kubelet.start()
+    await begun(stage)
+
+
+@check(dying, "A6")
+def registration_kubelet_dies(t: Timeline) -> str:
+    """A kubelet may die while your Register is under way: the call fails, or is never answered by the one that
+    comes after it. Register with that one.
+    """
+    _asked(t)
+    return comes(t)
