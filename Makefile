@@ -3,7 +3,7 @@ PYTHON ?= python3
 PYTHONS ?= 3.11 3.12 3.13
 # A Python that was asked for (make test PYTHON=python3.12) gets a virtual environment of its own.
 ifneq ($(origin PYTHON),file)
-SUFFIX := -$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+SUFFIX := -$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2> /dev/null)
 endif
 VENV ?= .venv$(SUFFIX)
 DEMO ?= .venv-demo$(SUFFIX)

@@ -11,8 +11,10 @@ import click
 
 from agent.console.client import PATIENCE, Client, NoDaemonError
 from agent.console.sockets import configured
+from agent.runtime.errors import FairleadError
 
 _Answer = TypeVar("_Answer")
+_TO_LOOK: Final = 5.0  # seconds; what looks by itself goes on without the daemon
 
 config: Final = click.option(
     "--config",
@@ -45,6 +47,18 @@ def ask(config: Path | None, question: Callable[[Client], Awaitable[_Answer]], p
     except NoDaemonError as error:
         doubt = f"; {unread}, so that this is only where it is by default" if unread else ""
         raise NoDaemonError(f"{error.sentence}{doubt}; `fairlead doctor` says more") from error
+
+
+def in_force(config: Path | None) -> tuple[Path | None, str | None]:
+    """The file to look at, as `load` takes it, and the file of the daemon that answers: empty if it has none, None if none answers.
+
+    What is named is looked at; else the daemon's own, unless that is of another mount namespace and not here.
+    """
+    try:
+        its = ask(config, Client.status, _TO_LOOK).configuration.file
+    except FairleadError:
+        return config, None
+    return config or (Path(its) if its and Path(its).is_file() else None), its
 
 
 def admin_socket(config: Path | None) -> Path:

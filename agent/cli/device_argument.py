@@ -8,10 +8,11 @@ from typing import Final
 
 import click
 from click.shell_completion import CompletionItem
+from msgspec.structs import replace
 
 from agent.cli import connection
 from agent.console.client import Client
-from agent.console.views import Device, Status, Unclaimed
+from agent.console.views import ENDS, Device, Status, Unclaimed
 from agent.runtime.errors import FairleadError
 
 _PATIENCE: Final = 2.0  # seconds: a person has pressed Tab and waits
@@ -25,13 +26,24 @@ def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[Co
     with suppress(FairleadError):
         status = connection.ask(ctx.params.get("config"), Client.status, _PATIENCE)
         found: dict[str, dict[str, str]] = {}
-        for key, names, what in _names(status):
+        for key, names, what in _names(_undrainable(status) if ctx.info_name == "undrain" else status):
             for name in names if incomplete else names[:1]:
                 if name.startswith(incomplete):
                     found.setdefault(name, {})[key] = what
         alone = ((name, next(iter(of.values()))) for name, of in found.items() if len(of) == 1)  # else it names none
         return [CompletionItem(name, help=what) for name, what in alone]
     return []
+
+
+def _undrainable(status: Status) -> Status:
+    """What `undrain` would end something of."""
+    ended = tuple(
+        replace(
+            one, devices=tuple(it for it in one.devices if it.condition == "Drained" or ENDS["operator"] in it.ends)
+        )
+        for one in status.resources
+    )
+    return replace(status, resources=ended, unclaimed=tuple(it for it in status.unclaimed if it.reason == "drained"))
 
 
 def _names(status: Status) -> Iterator[tuple[str, list[str], str]]:
@@ -52,6 +64,8 @@ def _called(it: Device | Unclaimed, key: str) -> Iterator[str]:
         yield hardware
         if hardware.startswith("pci:"):
             yield hardware.removeprefix("pci:")
+            if hardware.startswith("pci:0000:"):  # as `lspci` shows it
+                yield hardware.removeprefix("pci:0000:")
 
 
 device: Final = click.argument("device", shell_complete=complete)

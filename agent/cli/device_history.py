@@ -37,6 +37,8 @@ _BARS: Final = {
     "Healthy": "▁",
     "Unknown": " ",
 }
+LEGEND: Final = "▁ free ▃ used ▅ drained ▆ degraded █ bad · gone"
+"""What a strip's signs mean."""
 _SPARKS: Final = 12
 """Signs for the last hour."""
 _LABEL: Final = len("|00:00 ")

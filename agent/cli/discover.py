@@ -10,7 +10,7 @@ from typing import Any, Final
 import anyio
 import click
 
-from agent.cli import options
+from agent.cli import connection, options
 from agent.cli.output import echo, echo_json, wrapped
 from agent.cli.suggest import Found, look, summary
 from agent.config import load
@@ -27,6 +27,7 @@ _NO_FILE: Final = (
     "beside follows, each with the [[resource]] that would offer it; `fairlead suggest > config.toml` writes a whole file, "
     "with comments."
 )
+_BESIDE_A_DAEMON: Final = "As the hardware looks now; drains and what the kernel said: `fairlead status`."
 _MOST_NAMES: Final = 8  # of the adapters of a pool, on its line
 
 
@@ -45,7 +46,8 @@ def discover(config: Path | None, everything: bool, as_json: bool) -> None:
     "proposals": [{"title", "name", "backend", "devices", "toml"}].
     """
     logs.set_up("error")
-    loaded = load(config)
+    file, its = connection.in_force(config)
+    loaded = load(file)
     if everything or loaded.source is None:
         found, proposed = look(loaded)
     else:
@@ -57,8 +59,12 @@ def discover(config: Path | None, everything: bool, as_json: bool) -> None:
     if as_json:
         echo_json(_document(found, configured, proposed))
         return
+    if its is not None:
+        echo(wrapped(_BESIDE_A_DAEMON, 0))
     if loaded.source is None:
         echo(wrapped(_NO_FILE, 0))
+    elif config is None:
+        echo(wrapped(f"By {loaded.source}{', which the daemon runs with' if its == str(loaded.source) else ''}:", 0))
     for line in _lines(found, configured, proposed):
         echo(line)
 

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from agent.cli import connection, options, output
 from agent.cli.output import echo, wrapped
-from agent.config import Config, ConfigError, load
+from agent.config import DEFAULT_PATH, Config, ConfigError, load
 from agent.console.client import Client
 from agent.console.doctor import other_plugins
 from agent.console.doctor.checks import examine
 from agent.console.doctor.daemon import daemon
-from agent.console.doctor.findings import Finding, Level, Patient, failure, fine, named
+from agent.console.doctor.findings import Finding, Level, Patient, failure, fine, named, warning
 from agent.console.doctor.hardware import hardware
 from agent.console.doctor.node_links import node_links
 from agent.console.doctor.process_rights import policies
@@ -43,7 +43,8 @@ def doctor(config: Path | None, everything: bool, as_json: bool) -> None:
     With --json it prints {"findings": [{"check", "level", "found", "mend"}]}, level 0, 1 or 2 as the exit codes.
     """
     logs.set_up("error")
-    findings = anyio.run(_findings, config)
+    file, its = connection.in_force(config)
+    findings = [*named("configuration", _another(file, its)), *anyio.run(_findings, file, its)]
     worst = max(finding.level for finding in findings)
     if as_json:
         output.echo_json({"findings": findings})
@@ -53,7 +54,17 @@ def doctor(config: Path | None, everything: bool, as_json: bool) -> None:
     raise click.exceptions.Exit(int(worst))
 
 
-async def _findings(config: Path | None) -> list[Finding]:
+def _another(file: Path | None, its: str | None) -> Iterator[Finding]:
+    """Does the daemon run with another file than the one that is looked at?"""
+    looked_at = (file or DEFAULT_PATH).absolute()
+    if its and Path(its).resolve() != looked_at.resolve():
+        yield warning(
+            f"The daemon runs with {its}, and this looks at {looked_at}.",
+            f"fairlead doctor --config {its}, where that file is: in the daemon's pod, if it runs in one.",
+        )
+
+
+async def _findings(config: Path | None, its: str | None) -> list[Finding]:
     try:
         loaded = load(config)
     except ConfigError as error:
@@ -63,7 +74,10 @@ async def _findings(config: Path | None) -> list[Finding]:
             return wrong
         without = replace(said, configuration=replace(said.configuration, mistakes=()))  # they are found already
         return [*wrong, *named("daemon", daemon(without))]
-    valid = f"{loaded.source} is valid." if loaded.source else "There is no file: KubeVirt's devices are offered."
+    valid = f"There is no {DEFAULT_PATH}: KubeVirt's devices are offered."
+    if loaded.source:
+        with_it = ", and the daemon runs with it" if its == str(loaded.source.absolute()) else ""
+        valid = f"{loaded.source} is valid{with_it}."
     found = [*named("configuration", [fine(valid)])]
     found += examine(Patient(loaded))
     said, different = await _compared(loaded, await _status(connection.admin_socket(config)))
@@ -111,7 +125,7 @@ async def _status(socket: Path) -> Status | str:
 
 def _lines(findings: list[Finding], *, everything: bool) -> Iterator[str]:
     for finding in findings:
-        if finding.level is Level.FINE and not everything:
+        if finding.level is Level.FINE and not everything and finding.check != "configuration":  # what was looked at
             continue
         mark, color = _MARKS[finding.level]
         yield f"{click.style(mark, fg=color, bold=True)} {finding.check}"

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent import __version__
-from agent.cli import options
+from agent.cli import connection, options
 from agent.cli.output import echo
 from agent.config import Config, ConfigError, load, toml_text
 from agent.config.file import read_tables
@@ -300,7 +300,7 @@ def suggest(config: Path | None) -> None:
     [agent], [host], [http] and [kubernetes] are kept; resources are proposed anew.
     """  # noqa: D301  # click looks for the character
     logs.set_up("error")
-    loaded = load(config)
+    loaded = load(connection.in_force(config)[0])
     seen, found = look(Config(loaded.agent, loaded.host))
     kept = tomllib.loads(loaded.source.read_text(encoding="utf-8-sig")) if loaded.source else {}
     for line in _document(seen, found, kept):

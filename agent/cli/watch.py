@@ -18,7 +18,7 @@ from typing import Any, Final
 import click
 
 from agent.cli import connection, output
-from agent.cli.device_history import spark
+from agent.cli.device_history import LEGEND, spark
 from agent.console.client import Client, NoDaemonError
 from agent.console.views import Histories, Status
 from agent.runtime.errors import FairleadError
@@ -181,7 +181,7 @@ class _Screen:
         more = len(below) - room
         foot = f"{more} more lines; " if more > 0 else ""
         shown = [*above, *below[:room]][: rows - 1]
-        shown.append(output.dim(f"{foot}{output.moment(output.now())}, q ends"))
+        shown.append(output.dim(f"{foot}{output.moment(output.now())}, q ends; {LEGEND}"))
         text = (_TO_LINE_END + "\n").join(output.clipped(line, columns) for line in shown)
         output.draw(_HOME + text + _TO_LINE_END + _BELOW)
 

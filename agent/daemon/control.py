@@ -104,7 +104,8 @@ class AgentControl:
 
     def _configuration(self) -> views.Configuration:
         config, reloader = self._parts.swap.config, self._parts.reloader
-        return views.Configuration(str(config.source or ""), config.read_at, reloader.mistakes, reloader.needs_restart)
+        file = str(config.source.absolute()) if config.source else ""  # a reader may be in another directory
+        return views.Configuration(file, config.read_at, reloader.mistakes, reloader.needs_restart)
 
     def _kubelet(self) -> views.Kubelet:
         serving = self._parts.serving

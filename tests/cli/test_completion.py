@@ -54,11 +54,27 @@ def test_commands_and_options_are_completed() -> None:
     assert "--json" in completed("discover", "--")
 
 
-@pytest.mark.parametrize("command", ["explain {}", "drain {}", "undrain {}", "status {} --history"])
+def test_undrain_completes_what_it_would_end_something_of(tmp_path: Path) -> None:
+    socket, config = tmp_path / "admin.sock", tmp_path / "config.toml"
+    config.write_text(f'[agent]\nadmin_socket = "{socket}"\n')
+    devices = (
+        Device("well", ("well",), "Healthy"),
+        Device("drained", ("drained",), "Unhealthy", "drained"),
+        Device("fallen", ("fallen",), "Unhealthy", "xid-79", ends="a reboot or `fairlead undrain`"),
+        Device("down", ("down",), "Unhealthy", "port-down", ends="the next look that finds it well"),
+    )
+    shown = replace(status(), resources=(Resource("a.b/c", "gpu", True, True, "", devices),))
+    with running(FakeDaemon(shown), socket):
+        assert completed(f"undrain --config {config}", "") == ["drained", "fallen"]
+        assert len(completed(f"drain --config {config}", "")) == 4
+
+
+@pytest.mark.parametrize("command", ["explain {}", "drain {}", "status {} --history"])
 def test_devices_of_a_running_daemon_are_completed_also_after_a_colon(command: str, tmp_path: Path) -> None:
     socket, config = tmp_path / "admin.sock", tmp_path / "config.toml"
     config.write_text(f'[agent]\nadmin_socket = "{socket}"\n')
     gpu = Device("0000:3b:00.0", ("0000:3b:00.0",), "Healthy", name="nvidia3", nodes=("/dev/nvidia3", "/dev/nvidiactl"))
+    gpu = replace(gpu, hardware=("pci:0000:3b:00.0",))
     devices = (gpu, Device("kvm", ("kvm::0", "kvm::1"), "Healthy"))
     shown = replace(status(), resources=(Resource("a.b/c", "gpu", True, True, "", devices),))
     lost = Unclaimed("0000:3c:00.0", "gpu", "it has no driver", name="nvidia5", nodes=("/dev/nvidiactl",))
@@ -70,6 +86,7 @@ def test_devices_of_a_running_daemon_are_completed_also_after_a_colon(command: s
         assert completed(line, "/dev/n") == ["/dev/nvidia3"]  # and not what several have
         assert completed(line, "0000:3") == ["3b:00.0", "3c:00.0"]
         assert completed(line, "0000:3b:") == ["00.0"]
+        assert completed(line, "3b:") == ["00.0"]
     assert completed(line, "kvm") == []
 
 

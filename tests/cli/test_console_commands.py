@@ -408,7 +408,7 @@ def test_a_reload_says_what_it_changed(daemon: FakeDaemon, run: Run) -> None:
 
 
 def test_the_commands_import_little_and_so_start_fast() -> None:
-    looking = ("discover", "suggest", "doctor", "validate", "import", "migrate", "demo")  # by themselves, with backends
+    looking = ("discover", "suggest", "doctor", "validate", "import", "migrate", "demo", "conformance")  # by themselves
     names = [f"agent.cli.{name}" for name in commands._COMMANDS if name not in looking]
     heavy = ("anyio", "betterproto", "structlog", "backends.registry", "agent.config")
     code = (
@@ -418,3 +418,31 @@ def test_the_commands_import_little_and_so_start_fast() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == []
+
+
+def test_what_looks_by_itself_looks_at_the_file_of_the_daemon_that_answers(
+    daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "_DEFAULT", tmp_path / "admin.sock")
+    monkeypatch.setattr(sockets, "_CONFIG", tmp_path / "none.toml")
+    config = tmp_path / "config.toml"
+    config.write_text('[[resource]]\nname = "a.com/s"\nbackend = "stub"\ndevices = [{ count = 1 }]\n')
+    daemon.shown = replace(daemon.shown, configuration=Configuration(str(config), 0.0))
+
+    def said(*arguments: str) -> str:
+        return " ".join(CliRunner().invoke(fairlead, arguments, prog_name="fairlead").output.split())
+
+    with running(daemon, tmp_path / "admin.sock"):
+        assert f"ok configuration {config} is valid, and the daemon runs with it." in said("doctor")
+        found = said("discover")
+        assert found.startswith("As the hardware looks now; drains and what the kernel said: `fairlead status`.")
+        assert f"By {config}, which the daemon runs with: a.com/s: 1 healthy" in found
+        other = tmp_path / "other.toml"
+        other.write_text("")
+        warned = f"warning configuration The daemon runs with {config}, and this looks at {other}."
+        mend = f"→ fairlead doctor --config {config}"
+        assert said("doctor", "--config", str(other)).startswith(f"{warned} {mend}")
+        daemon.shown = replace(daemon.shown, configuration=Configuration("/not/here/config.toml", 0.0))
+        assert "The daemon runs with /not/here/config.toml, and this looks at" in said("doctor")
+    assert "ok configuration " in said("doctor")
+    assert "As the hardware" not in said("discover")

@@ -109,6 +109,7 @@ def test_the_head_stays_and_what_has_no_room_is_counted(command: str, config: st
             assert "team/training-0" in lines[3]
             assert "█" in lines[4]
             assert "12 more lines" in lines[-1]
+            assert "▁ free ▃ used ▅ drained ▆ degraded █ bad · gone" in lines[-1]
         terminal.type("q")
         assert terminal.ended() == 0
         assert terminal.said.startswith("\x1b[?1049h")

@@ -161,3 +161,26 @@ def test_make_says_what_it_installs_and_how_large_that_gets(tmp_path: Path) -> N
         assert said in ran.stdout
         assert re.search(rf"`make {target}`[^.]* {found[1]} MB into", (REPOSITORY / "README.md").read_text())
         assert not (into / "fetched").exists()
+
+
+def test_make_says_what_to_pass_where_a_proxy_opens_tls_and_which_python_is_not_here(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\nif [ "$2" = venv ]; then mkdir -p "$3/bin" && cp "$0" "$3/bin/python"; fi\n'
+        'if [ "$2" = pip ]; then echo "SSL: CERTIFICATE_VERIFY_FAILED" >&2; exit 1; fi\n'
+    )
+    python.chmod(0o755)
+
+    def said(python: str) -> list[str]:
+        ran = subprocess.run(
+            ["sh", REPOSITORY / "tools/environment.sh", tmp_path / "into", "run", "build"], cwd=REPOSITORY,
+            env={**os.environ, "PYTHON": python}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert ran.returncode == 1
+        return ran.stderr.splitlines()
+
+    assert said(str(python)) == [
+        "SSL: CERTIFICATE_VERIFY_FAILED",
+        "A proxy opens TLS: give pip its authority, PIP_CERT=/path/ca.pem make demo (docs/installing.md)",
+    ]
+    assert said("python3.99") == ["There is no python3.99 here; docs/installing.md names the package."]

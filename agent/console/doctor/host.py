@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
+from msgspec.structs import replace
+
+from agent.console.doctor.findings import Finding, Level, Patient, failure, fine, warning
 from agent.discovery.sources import kmsg
 from backends.base import Host, HostPath
 from backends.errors import reason_of
@@ -128,12 +130,18 @@ def modules(patient: Patient) -> Iterator[Finding]:
         and not host.local(HostPath(f"/sys/module/{module}")).is_dir()
     ]
     for node, load in missing:
-        yield failure(f"{node} is not there, and the module that makes it is not loaded.", f"Load {load}.")
+        finding = failure(f"{node} is not there, and the module that makes it is not loaded.", _loaded(load))
+        # without a file nobody has asked for it
+        yield finding if patient.config.source else replace(finding, level=Level.WARNING)
     lacking = list(_companions(patient))
     for resource, node in lacking:
-        yield warning(f"{node} is not there: pods with {resource} go without it.", f"Load {_MODULES[node][1]}.")
+        yield warning(f"{node} is not there: pods with {resource} go without it.", _loaded(_MODULES[node][1]))
     if not missing and not lacking:
         yield fine("None is missing for what is configured.")
+
+
+def _loaded(load: str) -> str:
+    return f"Load {load}." if " " in load else f"Load it: modprobe {load}"
 
 
 def _companions(patient: Patient) -> Iterator[tuple[str, str]]:

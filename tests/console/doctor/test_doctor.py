@@ -286,13 +286,16 @@ def test_a_device_cgroup_that_denies_the_kernel_log_is_named_and_a_missing_capab
 def test_a_module_that_makes_a_configured_node_and_is_not_loaded(patient: Patient) -> None:
     wanting = with_resource(patient, "chardev", CharDevOptions(paths=[PathOption("/dev/kvm")]))
     assert "kvm_intel" in one(host.modules, wanting).mend
+    assert one(host.modules, wanting).level is Level.WARNING  # without a file nobody has asked for it
+    written = replace(wanting, config=replace(wanting.config, source=Path("/etc/fairlead/config.toml")))
+    assert one(host.modules, written).level is Level.FAILURE
     plant(patient.config.host.sys, "module/kvm/\n")
     assert one(host.modules, wanting).level is Level.FINE
 
 
 def test_a_module_whose_nodes_a_glob_names(patient: Patient) -> None:
     wanting = with_resource(patient, "chardev", CharDevOptions(paths=[PathOption("/dev/i2c-*")]))
-    assert one(host.modules, wanting).mend == "Load i2c-dev."
+    assert one(host.modules, wanting).mend == "Load it: modprobe i2c-dev"
     plant(patient.config.host.dev, "i2c-7 c 89:7")
     assert one(host.modules, wanting).level is Level.FINE
 
@@ -303,7 +306,7 @@ def test_nodes_that_pods_go_without_are_told_with_their_modules(patient: Patient
     plant(patient.config.host.sys, "class/infiniband/mlx5_0/\n")
     connections, management = host.modules(wanting)
     assert connections.found == "/dev/infiniband/rdma_cm is not there: pods with a.b/c go without it."
-    assert (connections.mend, management.mend) == ("Load rdma_ucm.", "Load ib_umad.")
+    assert (connections.mend, management.mend) == ("Load it: modprobe rdma_ucm", "Load it: modprobe ib_umad")
     plant(patient.config.host.dev, "infiniband/rdma_cm c 10:121\ninfiniband/umad3 c 231:3")
     assert one(host.modules, wanting).level is Level.FINE
 

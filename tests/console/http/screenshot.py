@@ -1,4 +1,5 @@
-"""Takes the README's picture of the live page: `python -m tests.console.http.screenshot docs/images/page.png`, as root.
+"""Takes the README's picture of the live page: `.venv/bin/python -m tests.console.http.screenshot docs/images/page.png`,
+as root.
 
 A real daemon serves it. Its hardware is made up, in trees of files: eight GPUs and eight adapters, one of each below a
 switch, serial adapters, kvm; its pods are a simulated kubelet's. One GPU falls off its bus, one port has no link, one GPU
@@ -8,6 +9,7 @@ is drained.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -95,5 +97,7 @@ async def take(picture: Path, root: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or os.geteuid() != 0:
+        sys.exit(f"usage, as root: {sys.executable} -m tests.console.http.screenshot PICTURE.png")
     with TemporaryDirectory(dir="/tmp") as directory:
         asyncio.run(take(Path(sys.argv[1]).absolute(), Path(directory)))

@@ -55,7 +55,9 @@ def drawn(tile: Tile, past: Past = (), happened: Sequence[Event] = (), notes: Se
             h(
                 "span",
                 h("span", worst.condition, class_="state"),
-                h("span", worst.message if tile.missing else worst.reason, class_="reason") if worst.reason else None,
+                h("span", worst.message if tile.missing else worst.reason, class_="reason")
+                if worst.reason not in ("", worst.condition.lower())
+                else None,
                 h("span", f"noted: {notes[-1].reason}", class_="reason") if notes else None,
                 _use(tile),
                 class_="line",
