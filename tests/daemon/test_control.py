@@ -227,7 +227,7 @@ async def test_what_cannot_be_done_is_refused_with_a_sentence(node: Node) -> Non
         with pytest.raises(RefusedError, match="later than now"):
             await agent.control.drain("card 0", "", 1.0)
         for ask in (agent.control.drain("card 7", "", None), agent.control.undrain("card 7")):
-            with pytest.raises(NoSuchDeviceError, match="did you mean 'card"):
+            with pytest.raises(NoSuchDeviceError, match="there are card 0 to card 1"):
                 await ask
 
 
