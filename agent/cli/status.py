@@ -28,7 +28,7 @@ _UNNAMED = (
 )
 
 
-@click.command(epilog="Exit codes: 0 done, 1 no daemon answers, 2 there is no such device.")
+@click.command(cls=device_argument.OfAll, epilog="Exit codes: 0 done, 1 no daemon answers, 2 there is no such device.")
 @connection.config
 @click.option("--watch", is_flag=True, help="Show it again whenever something happens.")
 @click.option("--pods", is_flag=True, help="Show which container has which device.")
