@@ -56,8 +56,8 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
         if drained := [it for it in (resource.devices if resource else ()) if it.condition == "Drained"]:
             number = sum(len(it.ids) for it in drained)
             covering = [it for it in drained if it.besides]
-            why = (covering or drained)[0].message.rstrip(".")
-            sentence = f"{name}: {number} of {ids} IDs are drained; {why}{_held(covering or drained)}."
+            why = (covering or drained)[0].message.rstrip(".") + _held(covering or drained)
+            sentence = f"{name}: {number} of {ids} IDs are drained; {why}."
             yield warning(sentence, _mends(map(_lame, covering))) if covering else fine(sentence)
         served |= {name} if ids else set()
     yield from _missing(found, said, served | {it for it, given in inventory.selection.given().items() if given})
