@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 from keyword import iskeyword
 from typing import Final
@@ -46,10 +47,18 @@ class _Lazy(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         if cmd_name not in _COMMANDS:
-            ctx.fail(unknown("command", cmd_name, _COMMANDS))
+            ctx.fail(unknown("command", cmd_name, _COMMANDS, most=len(_COMMANDS)))
         name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
         command: click.Command = getattr(import_module(f"agent.cli.{name}"), name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in _COMMANDS and get_close_matches(args[0], ("history",)):
+            device = next((it for it in args[1:] if not it.startswith("-")), "DEVICE")
+            ctx.fail(f"there is no command {args[0]!r}; did you mean `fairlead status --history {device}`?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):

@@ -18,6 +18,18 @@ from agent.runtime.errors import FairleadError
 _PATIENCE: Final = 2.0  # seconds: a person has pressed Tab and waits
 
 
+class OfAll(click.Command):
+    """A command about all devices, which says how to ask about the one that it was given."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does it; it alone would say that an argument is unexpected."""
+        ctx.allow_extra_args = True
+        super().parse_args(ctx, args)
+        if ctx.args and not ctx.resilient_parsing:
+            ctx.fail(f"{ctx.command_path} takes no device; for one device: `fairlead explain {ctx.args[0]}`")
+        return ctx.args
+
+
 def complete(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names that begin so, as `lookup.find` takes them; nothing where no daemon answers.
 

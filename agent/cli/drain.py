@@ -64,7 +64,7 @@ def drain(device: str, config: Path | None, reason: str | None, until: float | N
     """Offer DEVICE to no new pod: an ID, a key, a PCI address, or what else `explain` finds it by.
 
     Pods that have it keep it. It is kept over restarts, until the time is up or `fairlead undrain`. With --json it
-    prints {"ids", "held", "problem", "replaced"}.
+    prints {"ids", "held", "problem", "replaced", "name", "pods", "besides"}.
     """
     why = reason or f"{getpass.getuser()} gave no reason"
     drained = connection.ask(config, lambda client: client.drain(device, why, until))
@@ -73,10 +73,16 @@ def drain(device: str, config: Path | None, reason: str | None, until: float | N
         return
     when = f" until {output.moment(until)}" if until is not None else ""
     later = "nothing that is offered now; it stays drained once it is back"
-    output.echo(f"Drained{when}: {some(drained.ids, output.NAMED) or later}.")
+    output.echo(f"Drained{when}: {output.with_ids(drained.name, drained.ids) or later}.")
     if drained.held:
-        how = "they keep it" if drained.ids else "it is gone or cannot be used"
-        output.echo(f"Pods still hold {some(drained.held, output.NAMED)}; {how}.")
+        how = "keeps it" if drained.ids else "it is gone or cannot be used"
+        who = some(drained.pods, output.NAMED) or "A pod that the kubelet does not name"
+        have, how = ("have", how.replace("keeps", "keep")) if len(drained.pods) > 1 else ("has", how)
+        what = drained.name or some(drained.held, output.NAMED)
+        output.echo(f"{who} {have} {what}{' and' if drained.ids else ';'} {how}.")
+    if drained.besides:
+        them = "that" if len(drained.besides) == 1 else "them"
+        output.echo(f"It also has {some(drained.besides, output.NAMED)}; `undrain` will end {them}, too.")
     for before in drained.replaced:
         output.note(f"This takes the place of what was there: {before}.")
     if drained.problem:

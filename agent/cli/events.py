@@ -33,6 +33,6 @@ def events(config: Path | None, follow: bool, last: int, as_json: bool) -> None:
 def line(event: Event) -> str:
     """An event on one line, as far as it goes."""
     about = " ".join(part for part in (event.resource, event.device) if part)
-    state = output.state(event.state) if event.state else ""
+    state = output.state(event.condition) if event.state else ""
     said = ": ".join(part for part in (event.reason, event.message) if part)
     return "  ".join(part for part in (output.moment(event.time), event.kind, about, state, said) if part)

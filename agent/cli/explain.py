@@ -107,7 +107,7 @@ def _verdict(it: Explanation) -> Iterator[str]:
         yield bold(it.key) + " is not offered"
     else:
         ids = f" as {some(it.ids, 1)}" if it.ids != (it.key,) else ""
-        yield f"{bold(it.key)} is offered in {it.resource}{ids}: {output.state(it.state, it.state.lower())}"
+        yield f"{bold(it.key)} is offered in {it.resource}{ids}: {output.state(it.condition, it.condition.lower())}"
     if it.reason:
         since = f" since {output.moment(it.since)}" if it.since else ""
         yield wrapped(f"{it.reason}{since}: {it.message}", 2, 2)
@@ -121,8 +121,7 @@ def _verdict(it: Explanation) -> Iterator[str]:
 
 def _advice(it: Explanation) -> Iterator[str]:
     """What its reason means, what to do, and what ends it; what its signals wait for is said with each."""
-    key = it.ids[0] if len(it.ids) == 1 else it.key
-    found = advice.advice(it.reason, it.message, device=key, name=name_of(it.attributes), hardware=it.hardware)
+    found = advice.of_device(it, name_of(it.attributes))
     return advised(advice.told(found) if found is not None else ())
 
 

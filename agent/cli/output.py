@@ -16,6 +16,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from agent.runtime.errors import some
 from backends.printable import printable
 
 _COLORS: Final = {"Healthy": "green", "Degraded": "yellow", "Unhealthy": "red", "Drained": "cyan"}
@@ -98,6 +99,12 @@ def wrapped(text: str, indent: int, hanging: int | None = None) -> str:
     """A sentence on as many lines as it takes; the first is indented, the others hang below it. Off a terminal, on one."""
     below = " " * (indent if hanging is None else hanging)
     return "\n".join(_lines(text, " " * indent, below))
+
+
+def with_ids(name: str, ids: Sequence[str]) -> str:
+    """A device as a person calls it, with its IDs; empty where it has none."""
+    listed = some(ids, NAMED)
+    return f"{name} ({listed})" if name and listed and tuple(ids) != (name,) else listed
 
 
 def advised(parts: Iterable[tuple[str, str]]) -> Iterator[str]:

@@ -28,7 +28,7 @@ _UNNAMED = (
 )
 
 
-@click.command(epilog="Exit codes: 0 done, 1 no daemon answers, 2 there is no such device.")
+@click.command(cls=device_argument.OfAll, epilog="Exit codes: 0 done, 1 no daemon answers, 2 there is no such device.")
 @connection.config
 @click.option("--watch", is_flag=True, help="Show it again whenever something happens.")
 @click.option("--pods", is_flag=True, help="Show which container has which device.")
@@ -90,6 +90,7 @@ def _body(shown: Status, past: Past | None) -> Iterator[str]:
     for alike in _with_one_reason(_together(bad)):
         for resource, device in alike:
             yield from _complaint(resource, device)
+            yield from output.advised([("held", ", ".join(device.pods))] if device.pods else ())
         yield from _advice(alike[-1][1])
     if shown.unclaimed:
         yield "\n" + bold("NOT OFFERED")
@@ -117,19 +118,15 @@ def _devices(every: list[devices.Row], past: Past | None) -> Iterator[str]:
 
 def _with_one_reason(bad: Iterable[tuple[Resource, Device]]) -> Iterator[list[tuple[Resource, Device]]]:
     """Devices that have one reason, and so one advice, together."""
-    alike: dict[tuple[str, str], list[tuple[Resource, Device]]] = {}
+    alike: dict[tuple[str, ...], list[tuple[Resource, Device]]] = {}
     for resource, device in bad:
-        alike.setdefault((device.reason, device.message if device.reason == _UNUSABLE else ""), []).append(
-            (resource, device)
-        )
+        told = device.message if device.reason == _UNUSABLE else ""
+        alike.setdefault((device.reason, told, device.besides, device.until), []).append((resource, device))
     yield from sorted(alike.values(), key=lambda same: _WORST_FIRST.index(same[0][1].condition))
 
 
 def _advice(device: Device) -> Iterator[str]:
-    key = device.ids[0] if len(device.ids) == 1 else device.key
-    return _advised(
-        advice.advice(device.reason, device.message, device=key, name=device.name, hardware=device.hardware)
-    )
+    return _advised(advice.of_device(device, device.name))
 
 
 def _advised(it: advice.Advice | None) -> Iterator[str]:

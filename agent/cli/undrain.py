@@ -17,10 +17,10 @@ from agent.runtime.errors import some
 def undrain(device: str, config: Path | None, as_json: bool) -> None:
     """Offer DEVICE again: ends its drain, its quarantine, and what waits for an operator, such as an XID.
 
-    What is wrong with it now keeps it Unhealthy all the same. With --json it prints {"ids", "ended"}.
+    What is wrong with it now keeps it Unhealthy all the same. With --json it prints {"ids", "ended", "name"}.
     """
     back = connection.ask(config, lambda client: client.undrain(device))
-    ids = some(back.ids, output.NAMED) or device
+    ids = output.with_ids(back.name, back.ids) or device
     if as_json:
         output.echo_json(back)
     elif back.ended:

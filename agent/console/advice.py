@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
+
+from agent.console.node_name import node_name
+from agent.console.views import Device, Explanation
 
 UNKNOWN: Final = "DEVICE"
 """What stands for a name that is not known, as in the documentation."""
@@ -36,6 +40,8 @@ _RESET: Final = "nvidia-smi --gpu-reset --id={address} && fairlead undrain {devi
 _BIND: Final = "echo {address} > /sys/bus/pci/drivers_probe"
 _LOOK: Final = "lspci -vvs {address}; dmesg | grep {address}"
 _MODULE: Final = "modprobe {driver} && " + _BIND
+_CLEAR: Final = "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data"
+_REBOOT: Final = _CLEAR + " && systemctl reboot"
 _NODE: Final = "udevadm trigger --settle; ls -l /dev"
 
 _FAULTY_CARD: Final = (
@@ -48,7 +54,7 @@ REASONS: Final[Mapping[str, Advice]] = {
         "an operator has taken it out of service; pods that have it keep it",
         "Nothing, if the work on it goes on; else give it back.",
         "fairlead undrain {device}",
-        "at its time, if it has one, or with `fairlead undrain {device}`",
+        "with `fairlead undrain {device}`",
     ),
     "flapping": Advice(
         "it failed, or went away and came back, too often, and is left out for a while",
@@ -401,7 +407,7 @@ REASONS: Final[Mapping[str, Advice]] = {
     "stub-degraded": Advice("the stub's file says so", "Edit the file.", "", "when the file says something else"),
 }
 """Reason → advice. Commands have `{device}`, what `fairlead` knows it by; `{name}`, what its driver calls it; `{address}`, its
-PCI address; `{driver}`, the driver that it needs."""
+PCI address; `{driver}`, the driver that it needs; `{node}`, its node."""
 
 UNUSABLE: Final[Mapping[str, Advice]] = {
     "it has no driver": replace(
@@ -463,10 +469,13 @@ _DONE_TO_XID: Final[Mapping[str, tuple[str, str]]] = {
     "RESET_GPU": ("End the pods on it and reset it; where that fails, reboot the node.", _RESET),
     "RESTART_BM": (
         "Move the node's pods away and reboot it. " + _FAULTY_CARD,
-        "systemctl reboot",
+        _REBOOT,
     ),
-    "RESTART_VM": ("Restart the virtual machine that this is; on metal, reset the GPU.", "systemctl reboot"),
-    "CHECK_MECHANICALS": ("Power the node off, and seat the card and its power cables again.", "systemctl poweroff"),
+    "RESTART_VM": ("Restart the virtual machine that this is; on metal, reset the GPU.", _REBOOT),
+    "CHECK_MECHANICALS": (
+        "Move the node's pods away and power it off; seat the card and its power cables again.",
+        _CLEAR + " && systemctl poweroff",
+    ),
     "WORKFLOW_XID_48": (
         "End the pods on it and reset it. If it comes again, or rows cannot be remapped, have the GPU exchanged.",
         "nvidia-smi --query-remapped-rows=gpu_bus_id,remapped_rows.failure --format=csv; " + _RESET,
@@ -511,9 +520,41 @@ def advice(
         "name": name or UNKNOWN,
         "address": min(addresses, default="ADDRESS"),
         "driver": driver[1] if driver else "DRIVER",
+        "node": node_name(),
     }
     command = found.command if addresses or "{address}" not in found.command else ""
     return Advice(*(_filled(text, names) for text in (found.means, found.do, command, found.ends)))
+
+
+def of_device(it: Device | Explanation, name: str) -> Advice | None:
+    """What to do about a device with this name of its driver's; of a drained one, also about what the drain covers."""
+    asked = partial(
+        advice,
+        message=it.message,
+        device=it.ids[0] if len(it.ids) == 1 else it.key,
+        name=name,
+        hardware=it.hardware,
+    )
+    found = asked(it.reason)
+    if found is None or it.condition != "Drained":
+        return found
+    ends = f"at {it.until}, or {found.ends}" if it.until else found.ends
+    if (fault := asked(it.besides)) is None:
+        return replace(found, ends=ends)
+    if ends_too := undrain_ends(it.besides):
+        ends += f", which also declares {it.besides} mended: mend that first"
+    return Advice(
+        f"{found.means}; besides, it has {it.besides}: {fault.means}",
+        f"{fault.do} Then give it back." if ends_too else f"{fault.do} When the work on it is done, give it back.",
+        fault.command,
+        ends,
+    )
+
+
+def undrain_ends(reason: str) -> bool:
+    """Does `fairlead undrain` end this reason, whatever the hardware is like?"""
+    found = _of(reason, "")
+    return reason != "drained" and found is not None and "fairlead undrain" in found.ends
 
 
 def _of(reason: str, message: str) -> Advice | None:

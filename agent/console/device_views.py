@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 from msgspec import Struct
@@ -11,10 +10,11 @@ from msgspec.structs import replace
 
 from agent.console import views
 from agent.health import Statement
+from agent.health.formatting import clock
 from agent.inventory.device_names import model_of, name_of
 from agent.model import Slot, Snapshot
 from agent.runtime.chunked_work import BATCH, in_batches, in_slices
-from backends.base import Device
+from backends.base import Device, Verdict
 
 Signals = Callable[[str], Iterable[Statement]]
 """What is said of a piece of hardware now."""
@@ -76,18 +76,30 @@ def _device(slot: Slot, ids: tuple[str, ...], wall: Callable[[float], float], si
     if device is None:
         return replace(view, ends="its return, or the end of the pod that has it")
     if health.reason:
-        said = (one for name in sorted(device.hardware | device.depends) for one in signals_of(name))
-        view = replace(view, ends="; and ".join(dict.fromkeys(_end(one, wall) for one in said if one.counts)))
+        said = [one for name in sorted(device.hardware | device.depends) for one in signals_of(name) if one.counts]
+        view = replace(view, ends="; and ".join(dict.fromkeys(_end(one, wall) for one in said)), **of_drain(said, wall))
     return described(view, device)
+
+
+def of_drain(said: Iterable[Statement], wall: Callable[[float], float]) -> dict[str, str]:
+    """What a view of a drained device says besides: the worst reason that the drain covers, and when the drain ends."""
+    counting = [it for it in said if it.counts]
+    drain = next((it for it in counting if it.source == "operator"), None)
+    if drain is None:
+        return {}
+    covered = (it for it in counting if it.source != "operator")
+    worst = min(covered, key=lambda it: it.verdict is Verdict.DEGRADED, default=None)
+    return {"besides": worst.reason if worst else "", "until": _at(drain, wall)}
+
+
+def _at(said: Statement, wall: Callable[[float], float]) -> str:
+    """When time alone changes it; empty if it does not."""
+    return "" if said.changes is None else clock(wall(said.changes))
 
 
 def _end(said: Statement, wall: Callable[[float], float]) -> str:
     """What ends one thing that is said of hardware."""
-    at = (
-        ""
-        if said.changes is None
-        else datetime.fromtimestamp(wall(said.changes), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    )
+    at = _at(said, wall)
     if said.source == "operator":
         return f"{views.ENDS['operator']}, or at {at}" if at else views.ENDS["operator"]
     if said.source == "quarantine":

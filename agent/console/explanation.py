@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from agent.console import views
 from agent.console.control import NoSuchDeviceError
+from agent.console.device_views import of_drain
 from agent.discovery import backend_answers
 from agent.discovery.backend_answers import ask
 from agent.health import Statement
@@ -124,6 +125,7 @@ def _device(known: Knowledge, found: Found, others: Iterable[Found]) -> views.Ex
         held=(*(held(known, resource, ids) if ids else ()), *_held_otherwise(known, device.hardware, resource, ids)),
         **_health(known, slot),
         signals=_signals(known, device.hardware | device.depends),
+        **of_drain(_said(known, device.hardware | device.depends), known.wall),
         problems=tuple(_problems(known, found)),
         gift=gift,
         refusal=refusal,
@@ -255,6 +257,10 @@ def _signals(known: Knowledge, hardware: Iterable[str]) -> tuple[views.Signal, .
         for name in sorted(hardware)
         for it in known.signals_of(name)
     )
+
+
+def _said(known: Knowledge, hardware: Iterable[str]) -> Iterator[Statement]:
+    return (it for name in sorted(hardware) for it in known.signals_of(name))
 
 
 def _problems(known: Knowledge, found: Found) -> Iterator[views.Problem]:

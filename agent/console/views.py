@@ -85,6 +85,15 @@ class Device(msgspec.Struct, frozen=True, gc=False):
     """What ends it where it is not Healthy, in words; empty if that is not known."""
     nodes: tuple[str, ...] = ()
     """Paths of its nodes, the first of them."""
+    besides: str = ""
+    """Of a drained one, the reason that it would have without the drain."""
+    until: str = ""
+    """When its drain ends by itself, in words; empty if it does not."""
+
+    @property
+    def pods(self) -> tuple[str, ...]:
+        """Who has it, each once; of a pod that is not named, that."""
+        return tuple(dict.fromkeys(who.name for held in self.held for who in held.holders))
 
     @property
     def condition(self) -> str:
@@ -353,6 +362,15 @@ class Explanation(msgspec.Struct, frozen=True):
     """When it came to be in this state; 0: nobody knows."""
     notes: tuple[Note, ...] = ()
     """What happened to its hardware beside, in the last 24 hours."""
+    besides: str = ""
+    """As of a `Device`."""
+    until: str = ""
+    """As of a `Device`."""
+
+    @property
+    def condition(self) -> str:
+        """Its state, as of a `Device`."""
+        return _condition(self.state, self.reason)
 
 
 class Period(msgspec.Struct, frozen=True, gc=False):
@@ -400,6 +418,12 @@ class Drained(msgspec.Struct, frozen=True):
     """Why a restart would forget it; empty if it would not."""
     replaced: tuple[str, ...] = ()
     """The drains with another reason or end that were in force before, one sentence each."""
+    name: str = ""
+    """What its driver calls it; empty if there is no such name."""
+    pods: tuple[str, ...] = ()
+    """Who holds it, as `namespace/name`, as far as the kubelet has named them."""
+    besides: tuple[str, ...] = ()
+    """The reasons that it has beside the drain, and that `fairlead undrain` would end, too."""
 
 
 class Undrained(msgspec.Struct, frozen=True):
@@ -408,6 +432,8 @@ class Undrained(msgspec.Struct, frozen=True):
     ids: tuple[str, ...]
     ended: tuple[str, ...]
     """What ended: `drained`, `flapping`, `xid-79`; nothing if there was nothing."""
+    name: str = ""
+    """What its driver calls it; empty if there is no such name."""
 
 
 class HandedOver(msgspec.Struct, frozen=True):

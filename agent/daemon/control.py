@@ -36,7 +36,7 @@ from agent.model import Slot, SlotKey
 from agent.runtime.chunked_work import in_batches, in_slices
 from agent.runtime.errors import FairleadError
 from agent.runtime.supervision.problems import Problems
-from backends.base import Backend, Device, Problem
+from backends.base import Backend, Clears, Device, Problem
 
 log = structlog.get_logger()
 
@@ -339,14 +339,23 @@ class AgentControl:
             log.warning("drain-replaced", device=device, reason=sentence)
         ids = {(name, slot.id): slot.id for name, slot in self._slots_on(hardware) if not slot.health.offered}
         held = tuple(self._held_of(hardware, ids))
-        return views.Drained(tuple(ids.values()), held, self._parts.node.keeper.unkept(), replaced)
+        said = (it for name in sorted(hardware) for it in self._knowledge().signals_of(name))
+        besides = dict.fromkeys(it.reason for it in said if Clears.OPERATOR in it.waits_for and it.source != "operator")
+        return views.Drained(
+            tuple(ids.values()), tuple(it.id for it in held), self._parts.node.keeper.unkept(), replaced,
+            self._name_of(hardware), tuple(dict.fromkeys(who.name for it in held for who in it.holders)), tuple(besides),
+        )  # fmt: skip
 
-    def _held_of(self, hardware: frozenset[str], slots: Container[SlotKey]) -> Iterator[str]:
+    def _held_of(self, hardware: frozenset[str], slots: Container[SlotKey]) -> Iterator[views.Held]:
         """The IDs that pods hold of these slots or of this hardware, which may be gone."""
         inventory = self._parts.node.inventory
         for claim in (claim for name in inventory.names() for claim in inventory.claims(name).values()):
             if claim.slot in slots or not hardware.isdisjoint(claim.hardware):
-                yield claim.id
+                yield views.Held(claim.id, self._holders(claim.slot))
+
+    def _name_of(self, hardware: frozenset[str]) -> str:
+        """What the driver calls the one device of this hardware."""
+        return next(filter(None, (name_of(it.device.attributes) for it in self._parts.node.inventory.on(hardware))), "")
 
     async def undrain(self, device: str) -> views.Undrained:
         """Back into service: ends its drain, its quarantine, and what waits for an operator."""
@@ -357,7 +366,7 @@ class AgentControl:
         except FairleadError as error:
             raise self._refusal(error) from error
         log.info("undrained", device=device, hardware=sorted(hardware), ended=list(ended) or "nothing")
-        return views.Undrained(tuple(slot.id for _, slot in self._slots_on(hardware)), ended)
+        return views.Undrained(tuple(slot.id for _, slot in self._slots_on(hardware)), ended, self._name_of(hardware))
 
     def _refusal(self, error: FairleadError) -> RefusedError:
         waiting = self._parts.serving.waiting_for if isinstance(error, NotYetError) else ""

@@ -303,7 +303,7 @@ class HealthBook:
             self._changed += 1
             causes = self._causes(hardware, now)
         self._deadlines.set(hardware, self._deadline(hardware, causes, now))
-        return compose(causes, before, now)
+        return compose(causes, before, now, self._offset)
 
     def _end_drain(self, hardware: str, now: float) -> None:
         if (drain := self._drains.get(hardware)) is not None and drain.is_over(now + self._offset):

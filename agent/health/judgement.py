@@ -59,12 +59,17 @@ class Causes(Struct, frozen=True):
         return worst((it for it in self.said if not it.signal.unless_held), now)
 
 
-def compose(causes: Causes, before: Health, now: float) -> Health:
-    """The health that these causes make; it is dated from when the hardware came to be in its state."""
-    health = _dated(_overruled(causes, causes.own(now)), before, now)
+def compose(causes: Causes, before: Health, now: float, offset: float) -> Health:
+    """The health that these causes make; it is dated from when the hardware came to be in its state, or was drained.
+
+    `offset` is from monotonic to wall clock seconds.
+    """
+    drains = causes.drain is not None or before.reason == DRAINED
+    ours = counts_since(causes, now, offset) if drains else None
+    health = _dated(_overruled(causes, causes.own(now)), before, now, ours)
     if not any(it.signal.unless_held for it in causes.said):
         return health
-    held = _dated(_overruled(causes, causes.while_held(now)), before.to_holder, now)
+    held = _dated(_overruled(causes, causes.while_held(now)), before.to_holder, now, ours)
     return health if health.says_what(held) else replace(health, while_held=held)
 
 
@@ -77,9 +82,12 @@ def _overruled(causes: Causes, own: Health) -> Health:
     return own
 
 
-def _dated(health: Health, before: Health, now: float) -> Health:
+def _dated(health: Health, before: Health, now: float, otherwise: float | None) -> Health:
+    """With its date: from before, where only the reason is another and no drain begins, lasts or ends."""
     if health is HEALTHY:
         return health
+    if otherwise is not None:
+        return replace(health, since=min(otherwise, now))
     return replace(health, since=before.since if before.state is health.state else now)
 
 
@@ -89,9 +97,11 @@ def statements(causes: Causes, now: float, offset: float) -> tuple[Statement, ..
 
 
 def counts_since(causes: Causes, now: float, offset: float) -> float:
-    """Since when the first of what counts does, on the monotonic clock; `offset` as above."""
+    """Since when a drain lasts, else the first of what counts does, on the monotonic clock; `offset` as above."""
+    if causes.drain is not None:
+        return causes.drain.since - offset
     said = (it.begins for it in causes.said if counts(it.verdict(now)))
-    return min((*said, *(it.since for it in _overruling(causes, offset))))
+    return min((*said, *(it.since for it in _overruling(causes, offset))), default=now)
 
 
 def _overruling(causes: Causes, offset: float) -> Iterator[Statement]:

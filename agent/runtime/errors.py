@@ -6,7 +6,8 @@ import bisect
 import difflib
 import enum
 import os
-from collections.abc import Iterable, Sequence
+import string
+from collections.abc import Collection, Iterable, Sequence
 from typing import ClassVar, Final
 
 _LISTED: Final = 20  # names in one sentence; a node may have thousands
@@ -36,22 +37,41 @@ class FairleadError(Exception):
         self.sentence = sentence
 
 
-def unknown(what: str, name: str, known: Iterable[str], others: Iterable[str] = (), elsewhere: str = "") -> str:
+def unknown(
+    what: str, name: str, known: Iterable[str], others: Iterable[str] = (), elsewhere: str = "", most: int = _LISTED
+) -> str:
     """The sentence for a name that does not exist, with the one that was probably meant.
 
-    Where none is near, those that are known are listed, without the `others` that are known too; of more than a few it
-    says where they are listed, if that is known. Of thousands of names,
+    Where none is near, those that are known are listed, `most` of them, without the `others` that are known too; of more
+    than a few it says where they are listed, if that is known. Of names that differ in nothing but a number at their end
+    none is more likely than the others: which numbers there are is said. Of thousands of names,
     those are near that begin alike: comparing it with all of them takes half a second.
     """
     choices = sorted(known)
     name = brief(name)  # comparing a megabyte with every name takes minutes
+    if numbers := _numbers(name, {*choices, *others}):
+        return f"there is no {what} {name!r}; there {numbers}"
     if near := difflib.get_close_matches(name, [*_around(name, choices), *_around(name, sorted(others))], n=1):
         return f"there is no {what} {name!r}; did you mean {near[0]!r}?"
     if elsewhere and len(choices) > _SOME:
         return f"there is no {what} {name!r}; {elsewhere}"
-    shown = ", ".join(map(repr, choices[:_LISTED])) or "none at all"
-    more = f" and {len(choices) - _LISTED} more" if len(choices) > _LISTED else ""
+    shown = ", ".join(map(repr, choices[:most])) or "none at all"
+    more = f" and {len(choices) - most} more" if len(choices) > most else ""
     return f"there is no {what} {name!r}; there are {shown}{more}"
+
+
+def _numbers(name: str, known: Collection[str]) -> str:
+    """Which numbers there are of the names that are this one but for its number; empty if there are none."""
+    stem = name.rstrip(string.digits)
+    ends = [it[len(stem) :] for it in known if stem and stem != name and it.startswith(stem)]
+    of = sorted(int(end) for end in ends if end.isascii() and end.isdigit() and (end == "0" or end[0] != "0"))
+    if not of:
+        return ""
+    if len(of) == 1:
+        return f"is {stem}{of[0]}"
+    if of[-1] - of[0] == len(of) - 1:
+        return f"are {stem}{of[0]} to {stem}{of[-1]}"
+    return f"are {some([f'{stem}{it}' for it in of], _LISTED)}"
 
 
 def _around(name: str, ordered: Sequence[str]) -> Sequence[str]:

@@ -16,9 +16,11 @@ from msgspec.structs import replace
 
 from agent.cli import commands, output
 from agent.cli.commands import fairlead
+from agent.cli.events import line as event_line
 from agent.cli.explain import lines
 from agent.console import advice, sockets
 from agent.console.client import NoDaemonError, WrongNameError
+from agent.console.node_name import node_name
 from agent.console.views import (
     Configuration,
     Device,
@@ -65,7 +67,8 @@ def at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def widest(result: Result) -> int:
-    return max(map(len, result.output.splitlines()))
+    """Of what is folded: a command stays whole, to be copied."""
+    return max(len(line) for line in result.output.splitlines() if not line.startswith("    run "))
 
 
 HOLDER = Holder("team", "training-0", "main")
@@ -259,12 +262,44 @@ def test_a_drain_is_no_failure(daemon: FakeDaemon, run: Run) -> None:
     assert any(line.startswith("drained GPU-3") for line in lines)
 
 
+COVERING = replace(
+    DRAINED, name="nvidia3", message="an operator drained it; besides, it is Unhealthy with xid-48 (…)", besides="xid-48",
+    held=(Held("GPU-3", (Holder("training", "llama-1", "main"),)),),
+)  # fmt: skip
+
+
+def test_a_drain_hides_no_fault_and_says_that_undrain_would_declare_it_mended(daemon: FakeDaemon, run: Run) -> None:
+    timed = replace(DRAINED, key="GPU-4", ids=("GPU-4",), until="2027-01-15 08:00:00 UTC")
+    daemon.shown = status(Resource("nvidia.com/gpu", "gpu", True, True, devices=(DRAINED, COVERING, timed)))
+    said = [line.strip() for line in run("status").output.splitlines()]
+    at = said.index("held  training/llama-1")
+    mend = advice.of_xid(48)
+    assert said[at + 1].endswith(f"besides, it has xid-48: {mend.means}.")
+    assert said[at + 2] == f"do    {mend.do} Then give it back."
+    assert "--gpu-reset --id=0000:5f:00.0 && fairlead undrain nvidia3" in said[at + 3]
+    assert said[at + 4] == (
+        "ends  With `fairlead undrain nvidia3`, which also declares xid-48 mended: mend that first."
+    )
+    assert "ends  With `fairlead undrain GPU-3`." in said
+    assert "ends  At 2027-01-15 08:00:00 UTC, or with `fairlead undrain GPU-4`." in said
+
+
+def test_an_explanation_of_a_drained_device_is_no_failure_and_has_the_faults_advice() -> None:
+    it = Explanation(
+        "GPU-3", "gpu", "1", resource="a.b/c", ids=("GPU-3",), state="Unhealthy", reason="drained", besides="xid-48"
+    )
+    said = list(lines(it))
+    assert said[0].endswith(f"is offered in a.b/c: {output.state('Drained', 'drained')}")
+    assert any(advice.of_xid(48).do in line for line in said)
+
+
 def test_each_trouble_says_what_it_means_what_to_do_and_what_ends_it(daemon: FakeDaemon, run: Run) -> None:
     daemon.shown = broken().shown
     said = [line.strip() for line in run("status").output.splitlines()]
     at = said.index("do    Move the node's pods away and reboot it. " + advice._FAULTY_CARD)
     assert said[at - 1] == "means The GPU has fallen off the bus."
-    assert said[at + 1] == "run   systemctl reboot"
+    clear = f"kubectl drain {node_name()} --ignore-daemonsets --delete-emptydir-data"
+    assert said[at + 1] == f"run   {clear} && systemctl reboot"
     assert said[at + 2].startswith("ends  With a new binding")
     assert "run   fairlead undrain GPU-3" in said
     assert "run   modprobe nvidia && echo 0000:60:00.0 > /sys/bus/pci/drivers_probe" in said
@@ -311,6 +346,10 @@ def test_the_past_is_told_line_by_line(daemon: FakeDaemon, run: Run) -> None:
     lines = run("events").output.splitlines()
     assert lines[0].endswith("device-changed  nvidia.com/gpu GPU-2  Unhealthy  xid-79: It fell.")
     assert lines[1].startswith("1970-01-01")
+    drained = Event(
+        3, 0.0, "device-changed", "nvidia.com/gpu", "GPU-3", "Unhealthy", "drained", "an operator drained it"
+    )
+    assert f"  {output.state('Drained')}  drained: " in event_line(drained)
     assert [json.loads(line)["number"] for line in run("events", "--json", "--last", "1").output.splitlines()] == [2]
 
 
@@ -361,11 +400,22 @@ def test_a_drain_says_who_keeps_the_device_and_that_one_that_is_gone_stays_drain
     daemon: FakeDaemon, run: Run
 ) -> None:
     daemon.held = ("GPU-1",)
-    assert run("drain", "GPU-1").output == "Drained: GPU-1.\nPods still hold GPU-1; they keep it.\n"
+    assert (
+        run("drain", "GPU-1").output
+        == "Drained: GPU-1.\nA pod that the kubelet does not name has GPU-1 and keeps it.\n"
+    )
+    daemon.name, daemon.pods, daemon.besides = "nvidia2", ("training/llama-1",), ("xid-48",)
+    assert run("drain", "GPU-1").output.splitlines() == [
+        "Drained: nvidia2 (GPU-1).",
+        "training/llama-1 has nvidia2 and keeps it.",
+        "It also has xid-48; `undrain` will end that, too.",
+    ]
+    daemon.name, daemon.pods, daemon.besides = "", ("a/b", "a/c"), ()
+    assert run("drain", "GPU-1").output.splitlines()[1] == "a/b, a/c have GPU-1 and keep it."
     daemon.gone = True
     assert run("drain", "GPU-1").output.splitlines() == [
         "Drained: nothing that is offered now; it stays drained once it is back.",
-        "Pods still hold GPU-1; it is gone or cannot be used.",
+        "a/b, a/c have GPU-1; it is gone or cannot be used.",
     ]
 
 

@@ -131,6 +131,21 @@ def test_a_wrong_command_is_answered_with_the_right_one() -> None:
     assert "there is no command 'valdate'; did you mean 'validate'?" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["history", "nvidia2"], "did you mean `fairlead status --history nvidia2`?"),
+        (["histroy"], "did you mean `fairlead status --history DEVICE`?"),
+        (["status", "nvidia2"], "for one device: `fairlead explain nvidia2`"),
+        (["devices", "nvidia2"], "for one device: `fairlead explain nvidia2`"),
+        (["xyzzy"], "'validate'\n"),  # of all commands none is left out
+    ],
+)
+def test_what_a_person_types_for_one_device_is_answered_with_the_command_for_it(words: list[str], said: str) -> None:
+    result = CliRunner().invoke(fairlead, words, prog_name="fairlead")
+    assert (result.exit_code, said in result.stderr) == (2, True)
+
+
 def test_the_version_is_told() -> None:
     result = CliRunner().invoke(fairlead, ["--version"])
     assert result.exit_code == 0

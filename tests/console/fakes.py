@@ -54,6 +54,9 @@ class FakeDaemon:
     unkept: str = ""
     gone: bool = False
     held: tuple[str, ...] = ()
+    name: str = ""
+    pods: tuple[str, ...] = ()
+    besides: tuple[str, ...] = ()
     plain: tuple[Period, ...] = (Period(2000.0 - 86400.0, 2000.0, "Healthy"),)
     past: dict[str, tuple[Period, ...]] = field(default_factory=dict)
     """Of GPUs that changed, by their keys."""
@@ -86,7 +89,7 @@ class FakeDaemon:
         if until is not None and until < self.shown.now:
             raise RefusedError("that time is past")
         self.asked.append(("drain", device, reason, until))
-        return Drained(() if self.gone else (device,), self.held, self.unkept)
+        return Drained(() if self.gone else (device,), self.held, self.unkept, (), self.name, self.pods, self.besides)
 
     async def undrain(self, device: str) -> Undrained:
         self._known(device)

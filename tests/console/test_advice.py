@@ -66,6 +66,8 @@ def test_advice_has_the_devices_own_names_and_nothing_is_left_open(reason: str) 
     assert found is not None
     for _, text in told(found):
         assert "{" not in text.replace("{print", "")
+        assert "&& systemctl" not in text or "kubectl drain" in text
+        assert not text.startswith("systemctl reboot")  # it kills the pods of the other devices
         assert "GPU-1" not in text  # the shortest name is enough
     assert found.means
     assert found.do

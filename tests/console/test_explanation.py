@@ -156,7 +156,12 @@ def test_a_state_is_explained_with_its_date_on_the_wall_clock() -> None:
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [("gpu-7", "did you mean 'gpu-1'"), ("zzz", "there are 'gpu-1', 'nic'"), ("twin", "may be x of .* or y of")],
+    [
+        ("gup-1", "did you mean 'gpu-1'"),
+        ("gpu-7", "there is gpu-1$"),
+        ("zzz", "there are 'gpu-1', 'nic'"),
+        ("twin", "may be x of .* or y of"),
+    ],
 )
 def test_a_name_that_nothing_has_or_several_have_is_answered_with_names(name: str, sentence: str) -> None:
     world = World(

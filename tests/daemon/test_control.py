@@ -17,7 +17,7 @@ from agent.history import recorder, timeline
 from agent.model import Health, Slot, Snapshot, State
 from backends.base import Clears, Discovery, Signal, Verdict
 from tests.daemon.node import TOY, Node, pod, toys
-from tests.daemon.test_supervisor_health import CARDS, Cards, cards
+from tests.daemon.test_supervisor_health import CARDS, Cards, cards, xid
 from tests.fakes import device
 from tests.wait import until
 
@@ -194,8 +194,15 @@ async def test_a_drain_names_its_ids_and_those_that_pods_keep(node: Node) -> Non
         assert drained.ids == ("card 0::0", "card 0::1")
         await node.has(CARDS, healthy=2, unhealthy=2)
         assert len((await agent.control.drain("pci:1", "", None)).held) + len(drained.held) == 1
+        agent._discovery.take(xid())
+        again = await agent.control.drain("card 0", "the fan", None)
+        assert again.besides == ("xid-79",)
+        explained = agent.control.explain("card 0")
+        assert (explained.condition, explained.besides, explained.until) == ("Drained", "xid-79", "")
+        listed = {it.key: it for it in (await shown(agent, CARDS)).devices}
+        assert (listed["card 0"].besides, listed["card 1"].besides) == ("xid-79", "")
         undrained = await agent.control.undrain("card 0")
-        assert (undrained.ids, undrained.ended) == (drained.ids, ("drained",))
+        assert (undrained.ids, undrained.ended) == (drained.ids, ("drained", "xid-79"))
         assert (await agent.control.undrain("card 0")).ended == ()
 
 
@@ -220,7 +227,7 @@ async def test_what_cannot_be_done_is_refused_with_a_sentence(node: Node) -> Non
         with pytest.raises(RefusedError, match="later than now"):
             await agent.control.drain("card 0", "", 1.0)
         for ask in (agent.control.drain("card 7", "", None), agent.control.undrain("card 7")):
-            with pytest.raises(NoSuchDeviceError, match="did you mean 'card"):
+            with pytest.raises(NoSuchDeviceError, match="there are card 0 to card 1"):
                 await ask
 
 

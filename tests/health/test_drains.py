@@ -129,3 +129,16 @@ def test_what_another_agent_undrained_while_we_waited_is_undrained() -> None:
 )
 def test_durations_are_said_as_a_person_says_them(seconds: float, said: str) -> None:
     assert span(seconds) == said
+
+
+def test_a_drain_is_dated_from_itself_and_what_it_covered_from_its_own_beginning_also_over_a_restart() -> None:
+    book = HealthBook(BOOT)
+    probe(book, 5.0, signal(NOW, "port-down"))
+    book.drain(["h"], "", None, 100.0, WALL + 100.0)
+    assert book.of("h").since == 100.0
+    book.drain(["h"], "another reason", None, 150.0, WALL + 150.0)
+    assert book.of("h").since == 100.0  # drained all the time
+    after = HealthBook(BOOT)
+    after.restore(book.kept(), 200.0, WALL + 200.0)
+    assert after.of("h").since == 100.0
+    assert book.undrain(["h"], 300.0)["h"].since == 5.0

@@ -8,7 +8,7 @@ import pytest
 
 from agent.inventory.inventory import Inventory
 from agent.inventory.lookup import AmbiguousError, Place, find
-from agent.runtime.errors import FairleadError
+from agent.runtime.errors import FairleadError, unknown
 from backends.base import Device, HostPath, Node
 from tests.fakes import KIND, Fake, by_unit, device, held, resource
 
@@ -113,7 +113,7 @@ def test_a_number_that_is_an_id_and_a_group_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("0000:3b:0.1", "0000:3b:00.1"), ("GPU-4712", "GPU-4711"), ("/dev/kwm", "/dev/kvm")],
+    [("0000:3b:0.1", "0000:3b:00.1"), ("GPX-4711", "GPU-4711"), ("/dev/kwm", "/dev/kvm")],
 )
 def test_a_name_that_nothing_has_is_answered_with_the_nearest(name: str, meant: str) -> None:
     with pytest.raises(FairleadError) as refused:
@@ -244,9 +244,21 @@ def test_a_name_is_the_device_that_has_it_now_not_the_one_that_had_it() -> None:
     assert find("nvidia5", GPUS, (), [old]) == GPUS[1].hardware
 
 
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        ([f"nvidia{n}" for n in range(8)], "are nvidia0 to nvidia7"),
+        (["nvidia2", "nvidia5", "nvidiactl"], "are nvidia2, nvidia5"),
+        (["nvidia5"], "is nvidia5"),
+    ],
+)
+def test_of_names_with_another_number_none_is_suggested(known: list[str], said: str) -> None:
+    assert unknown("device", "nvidia9", known, elsewhere="look") == f"there is no device 'nvidia9'; there {said}"
+
+
 def test_a_miss_says_what_was_meant_and_lists_nothing() -> None:
-    with pytest.raises(FairleadError, match=r"no device 'nvidia55'; did you mean 'nvidia5'\?$"):
-        find("nvidia55", GPUS)
+    with pytest.raises(FairleadError, match=r"no device 'nvida5'; did you mean 'nvidia5'\?$"):
+        find("nvida5", GPUS)
     with pytest.raises(FairleadError) as refused:
         find("toaster", [Place(frozenset({f"h{n}"}), f"card-{n}") for n in range(15)])
     assert refused.value.sentence == "there is no device 'toaster'; `fairlead devices` lists what there is"

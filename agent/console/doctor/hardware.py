@@ -7,7 +7,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from agent.console.advice import Advice, advice
+from agent.console import views
+from agent.console.advice import Advice, advice, of_device
 from agent.console.doctor.findings import Finding, failure, fine, warning
 from agent.console.doctor.host import node_paths
 from agent.console.views import NAMES_NOTHING, Resource, Status
@@ -15,11 +16,13 @@ from agent.inventory.device_names import name_of
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import found_missing
 from agent.inventory.survey import Survey
-from agent.model import State
+from agent.model import FORGOTTEN, State
 from backends.base import Device, Problem
 from backends.linux.globs import Glob, is_glob
 
 _LEFT_SHOWN: Final = 3
+_PODS_ALONE: Final = (FORGOTTEN, "held", "not-seen", "retired", "two-pods", "unmapped", "withheld")
+"""Reasons that say who has a device, or that nobody has looked, and nothing of hardware that fails below a pod."""
 _MEND: Final = "Ask `fairlead explain DEVICE` about one of them, and `fairlead discover` about all."
 
 
@@ -44,16 +47,18 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
             yield _nothing(found, name)
         elif lame:
             first, bad = lame[0], sum(it.ids for it in lame)
-            yield warning(
-                f"{name}: {bad} of {ids} IDs are Unhealthy; {first.message.rstrip('.')} ({first.reason}).", _mends(lame)
-            )
+            held = [it.view for it in lame if it.view is not None and it.view.held and it.reason not in _PODS_ALONE]
+            why = f"{first.message.rstrip('.')} ({first.reason}){_held(it.view for it in lame if it.view)}"
+            found_bad = failure if held else warning
+            yield found_bad(f"{name}: {bad} of {ids} IDs are Unhealthy; {why}.", _mends(lame))
         else:
             yield fine(f"{name} offers {ids}.")
         if drained := [it for it in (resource.devices if resource else ()) if it.condition == "Drained"]:
             number = sum(len(it.ids) for it in drained)
-            why = drained[0].message.rstrip(".")
-            mend = _mends([_Lame(it.key, it.reason, it.message, 0, it.name, it.hardware) for it in drained])
-            yield warning(f"{name}: {number} of {ids} IDs are drained; {why}.", mend)
+            covering = [it for it in drained if it.besides]
+            why = (covering or drained)[0].message.rstrip(".") + _held(covering or drained)
+            sentence = f"{name}: {number} of {ids} IDs are drained; {why}."
+            yield warning(sentence, _mends(map(_lame, covering))) if covering else fine(sentence)
         served |= {name} if ids else set()
     yield from _missing(found, said, served | {it for it, given in inventory.selection.given().items() if given})
     for template, given in inventory.selection.given().items():
@@ -93,6 +98,18 @@ class _Lame(Struct, frozen=True):
     ids: int = 0
     name: str = ""
     hardware: tuple[str, ...] = ()
+    view: views.Device | None = None
+    """As the daemon shows it."""
+
+
+def _lame(it: views.Device) -> _Lame:
+    return _Lame(it.key, it.reason, it.message, len(it.ids), it.name, it.hardware, it)
+
+
+def _held(devices: Iterable[views.Device]) -> str:
+    """Which pods have these devices, as the end of a sentence; empty if none has."""
+    having = [f"{', '.join(it.pods)} has {it.name or it.key}" for it in devices if it.pods]
+    return f"; {_first(having)}" if having else ""
 
 
 def _counted_by_look(inventory: Inventory, name: str) -> tuple[int, list[_Lame]]:
@@ -108,11 +125,7 @@ def _counted_by_look(inventory: Inventory, name: str) -> tuple[int, list[_Lame]]
 
 def _counted_by_daemon(resource: Resource) -> tuple[int, list[_Lame]]:
     """The same from what the daemon says. What an operator drained is not amiss."""
-    lame = [
-        _Lame(it.key, it.reason, it.message, len(it.ids), it.name, it.hardware)
-        for it in resource.devices
-        if it.condition == State.UNHEALTHY.value
-    ]
+    lame = [_lame(it) for it in resource.devices if it.condition == State.UNHEALTHY.value]
     return sum(len(device.ids) for device in resource.devices), lame
 
 
@@ -122,9 +135,9 @@ def _known(device: Device | None) -> tuple[str, tuple[str, ...]]:
 
 def _mends(lame: Iterable[_Lame]) -> str:
     """What to do about the first device of each reason."""
-    first: dict[str, _Lame] = {}
+    first: dict[tuple[str, str], _Lame] = {}
     for it in lame:
-        first.setdefault(it.reason, it)
+        first.setdefault((it.reason, it.view.besides if it.view else ""), it)
     told = [(it, found) for it in first.values() if (found := _advice(it)) is not None]
     said = [
         f"{it.name or it.key} ({it.reason}): {found.do}" + (f" `{found.command}`" if found.command else "")
@@ -138,6 +151,8 @@ def _mends(lame: Iterable[_Lame]) -> str:
 
 
 def _advice(it: _Lame) -> Advice | None:
+    if it.view is not None:
+        return of_device(it.view, it.name)
     return advice(it.reason, it.message, device=it.key, name=it.name, hardware=it.hardware)
 
 

@@ -143,6 +143,26 @@ def test_a_resource_names_no_hardware_that_its_selectors_exclude_but_what_they_a
     assert not_offered(inventory) == []
 
 
+def test_a_fault_below_a_pod_is_a_failure_and_a_drain_is_none_unless_it_covers_a_fault() -> None:
+    held = (views.Held("d", (views.Holder("training", "llama-1", "main"),)),)
+    fallen = views.Device("d", ("d",), "Unhealthy", "xid-79", "It fell.", name="nvidia2", held=held)
+
+    def first(it: views.Device) -> Finding:
+        kubelet, configuration = views.Kubelet("", present=True), views.Configuration("", 0.0)
+        serves = views.Resource(A, KIND, registered=True, streaming=True, devices=(it,))
+        finding = look(device("d", A), said=Status("", 0.0, 0.0, kubelet, configuration, (serves,)))
+        return max(finding, key=lambda one: one.level)
+
+    assert first(fallen).level is Level.FAILURE
+    assert first(fallen).found.endswith("It fell (xid-79); training/llama-1 has nvidia2.")
+    assert first(replace(fallen, held=())).level is Level.WARNING
+    assert first(replace(fallen, reason="retired")).level is Level.WARNING  # the hardware is well
+    drained = replace(fallen, reason="drained", message="an operator drained it")
+    assert first(drained).level is Level.FINE
+    assert first(replace(drained, besides="xid-48")).level is Level.WARNING
+    assert "--gpu-reset" in first(replace(drained, besides="xid-48", hardware=("pci:0000:3b:00.0",))).mend
+
+
 def test_devices_that_are_not_well_and_problems_are_warnings() -> None:
     lame, problem = look(device("sick", A), device("well", A), problems=[Problem("x", "it cannot be read")])
     assert lame.found == f"{A}: 1 of 2 IDs are Unhealthy; It burns (on-fire)."

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from agent.console.advice import advice, told
+from agent.console.advice import advice, of_device, told
 from agent.console.http.page.html import Html, h, join, many, moment
 from agent.console.http.page.tiles import element, name, sign
 from agent.console.http.page.topology import NOT_OFFERED, Machine, Node, Place, Tile
@@ -122,8 +122,7 @@ def _next_step(trouble: Trouble, *, is_open: bool) -> Html | None:
     found = advice(trouble.reason)
     if trouble.tiles:
         it = trouble.tiles[0].worst
-        key = it.ids[0] if len(it.ids) == 1 else it.key
-        found = advice(it.reason, it.message, device=key, name=it.name, hardware=it.hardware)
+        found = of_device(it, it.name)
     if found is None:
         return None
     rows = [join(h("dt", label), h("dd", h("code", text) if label == "run" else text)) for label, text in told(found)]

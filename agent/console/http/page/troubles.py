@@ -46,17 +46,17 @@ def _kubelet(status: Status) -> Iterator[Trouble]:
 
 
 def _devices(tiles: Sequence[Tile]) -> Iterator[Trouble]:
-    groups: dict[tuple[str, str], list[Tile]] = {}
+    groups: dict[tuple[str, ...], list[Tile]] = {}
     for tile in tiles:
-        if tile.worst.condition != "Healthy":
-            groups.setdefault((tile.worst.condition, tile.worst.reason), []).append(tile)
-    for (state, reason), alike in groups.items():
+        if (it := tile.worst).condition != "Healthy":
+            groups.setdefault((it.condition, it.reason, it.besides, it.until), []).append(tile)
+    for (state, reason, *drain), alike in groups.items():
         title = f"{_counted(tile.resource for tile in alike)}: {reason or state.lower()}"
         since = min(tile.worst.since for tile in alike)
         bad = "Degraded" if alike[0].missing else state
         told = {tile.worst.message for tile in alike}
         same = tuple(filter(None, told)) if len(told) == 1 else ()
-        yield Trouble(bad, title, f"{state} {reason}", same, since, tuple(alike))
+        yield Trouble(bad, title, " ".join(filter(None, (state, reason, *drain))), same, since, tuple(alike))
 
 
 def _counted(names: Iterable[str]) -> str:
