@@ -189,17 +189,16 @@ async def test_names_that_came_and_went_leave_nothing_behind_and_come_back_at_on
     names = [f"fl.test/v-v{number}" for number in range(6)]
     few = "from agent.inventory import inventory\ninventory.MOST_EMPTY = 2\n"
     async with node.agent(chardev(), chardev("/dev/v*", "fl.test/v-{devname}"), node.serving, prelude=few) as agent:
-        before = agent.open_files()
         for number, name in enumerate(names):
+            if number == 3:  # all else that the agent opens is open by now
+                before = agent.open_files()
             node.mknod(f"v{number}")
             await node.healthy(f"v{number}", resource=name)
             node.unlink(f"v{number}")
             await node.healthy(resource=name)
         for name in names[:4]:
             await agent.says("resource-retired", resource=name)
-        await until(
-            lambda: agent.open_files() - before <= 2 * 2, "a socket and a stream for each that stays, and no more"
-        )
+        await until(lambda: agent.open_files() <= before, "a socket and a stream for each that stays, and no more")
         assert [node.kubelet.streams(name) for name in names] == [0, 0, 0, 0, 1, 1]
         metrics = await node.get("/metrics")
         assert names[0] not in metrics
