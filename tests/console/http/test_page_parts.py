@@ -11,10 +11,8 @@ from msgspec.structs import replace
 
 from agent.console.http import viewers as viewers_module
 from agent.console.http.page.page_parts import Picture
-from agent.console.http.page.sections import attention
 from agent.console.http.page.tiles import drawn, name
 from agent.console.http.page.topology import tiles
-from agent.console.http.page.troubles import Trouble
 from agent.console.http.shared_answers import SharedAnswer
 from agent.console.http.viewers import Viewers
 from agent.console.views import Event, Histories, History, Status
@@ -262,10 +260,3 @@ def test_a_drained_tile_says_so_once() -> None:
     (drained,) = tiles("a.b/c", (replace(GPU, state="Unhealthy", reason="drained"),))
     (fallen,) = tiles("a.b/c", (replace(GPU, state="Unhealthy", reason="off-bus"),))
     assert ['class="reason"' in str(drawn(it)) for it in (drained, fallen)] == [False, True]
-
-
-@pytest.mark.parametrize(("number", "is_open"), [(4, True), (5, False)])
-def test_what_to_do_is_open_while_there_are_few_troubles(number: int, is_open: bool) -> None:
-    sick = tuple(tiles("a.b/c", (replace(GPU, state="Unhealthy", reason="off-bus"),)))
-    found = [Trouble("Unhealthy", "It fell", f"cause-{n}", tiles=sick) for n in range(number)]
-    assert ("<details open><summary>What to do" in str(attention(found))) is is_open

@@ -104,7 +104,7 @@ def _trouble(trouble: Trouble, *, is_open: bool) -> Html:
         )
         if pods
         else None,
-        _next_step(trouble, is_open=is_open),
+        _next_step(trouble),
         h("p", "Since ", moment(trouble.since), class_="since") if trouble.since else None,
     )
     shown = h("details", summary, *inside, open=is_open)
@@ -117,7 +117,7 @@ def _glance(trouble: Trouble) -> str:
     return ", ".join(names) or trouble.sentences[0]
 
 
-def _next_step(trouble: Trouble, *, is_open: bool) -> Html | None:
+def _next_step(trouble: Trouble) -> Html | None:
     """What the devices' reason means, what to do now, and what ends it."""
     found = advice(trouble.reason)
     if trouble.tiles:
@@ -126,7 +126,7 @@ def _next_step(trouble: Trouble, *, is_open: bool) -> Html | None:
     if found is None:
         return None
     rows = [join(h("dt", label), h("dd", h("code", text) if label == "run" else text)) for label, text in told(found)]
-    return h("details", h("summary", "What to do"), h("dl", rows, class_="advice"), open=is_open)
+    return h("details", h("summary", "What to do"), h("dl", rows, class_="advice"))
 
 
 def _link(tile: Tile) -> Html:
