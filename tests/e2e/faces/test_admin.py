@@ -259,7 +259,7 @@ async def test_an_unusable_place_is_said_once_and_ends_nothing(node: Node) -> No
         assert "File exists" in said["reason"]
         assert (await node.admit(pod())).phase == Phase.RUNNING
         await agent.takes_turns(OFTEN)
-        assert len(agent.said("part-restarts")) == 1
+        assert len(agent.said("part-restarts", part="admin socket")) == 1
 
 
 async def test_a_second_agent_leaves_the_socket_to_the_first_until_it_is_gone(node: Node) -> None:

@@ -108,7 +108,9 @@ async def test_an_operator_has_drained_it(node: Node) -> None:
         config = node.root / "config.toml"
         assert await says("drain", config, "w1", "--reason", "new fan") == "Drained: w1."
         assert re.search(r"drained since .+?: an operator drained it: new fan", await says("explain", config, "w1"))
-        assert f"{WIDGET}: 1 of 1 IDs are drained; an operator drained it: new fan" in await says("doctor", config)
+        assert f"{WIDGET}: 1 of 1 IDs are drained; an operator drained it: new fan" in await says(
+            "doctor", config, "--all"
+        )
 
 
 async def test_what_an_operator_decides_cannot_be_kept(node: Node) -> None:
@@ -207,5 +209,5 @@ async def test_without_a_daemon_a_device_is_explained_by_a_look(node: Node) -> N
     assert out.startswith(f"/dev/w1 is offered in {WIDGET} as w1: healthy")
     assert f"device {node.dev}/w1" not in out  # the host's path is what a pod gets
     assert "device /dev/w1 (rw)" in out
-    code, _, err = await finish("explain", "--config", str(config), "w9")
-    assert (code, "there is no device 'w9'; there are '/dev/w1'" in err) == (2, True)
+    code, _, err = await finish("explain", "--config", str(config), "stick")
+    assert (code, "there is no device 'stick'; there are '/dev/w1'" in err) == (2, True)
