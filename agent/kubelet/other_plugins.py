@@ -88,16 +88,15 @@ def confirmed(
 ) -> frozenset[str]:
     """The devices of another plugin that the kubelet has, by a second witness beside its record; empty: none says so.
 
-    That is what it keeps in memory (`allocatable`, by podresources). IDs that were all ours may be an earlier list's, where
-    the kubelet is slow to write its record at each list: then a socket must have come after our stream, too. Where the
-    kubelet does not tell (None), that socket must answer, and the record must have IDs that were never ours.
+    That is what it keeps in memory (`allocatable`, by podresources). Where it does not tell (None), it is a socket that came
+    after our stream and answers; and the record must have IDs that were never ours.
     """
-    came = {name for name, (_, changed) in observed.sockets.items() if changed / 1e9 > offer.began}
     if allocatable is not None:
         theirs = allocatable.get(resource, frozenset())
-        return frozenset(theirs) if theirs != offer.healthy and (came or offer.lacks(theirs)) else frozenset()
+        return frozenset() if theirs == offer.healthy else frozenset(theirs)
     theirs = observed.registered.get(resource, frozenset())
-    return theirs if came & observed.answering and offer.lacks(theirs) else frozenset()
+    came = any(observed.sockets[name][1] / 1e9 > offer.began for name in observed.answering)
+    return theirs if came and offer.lacks(theirs) else frozenset()
 
 
 def ended(before: Observation, now: Observation) -> frozenset[str]:

@@ -49,10 +49,6 @@ EARLIER = {"old.sock": (1, int((BEGAN - 1) * 1e9))}
         pytest.param({"x"}, LATER, True, {TOY: {"a"}}, set(), id="the kubelet has our list"),
         pytest.param({"x"}, LATER, True, {"example.com/other": {"x"}}, set(), id="the kubelet has nothing of the name"),
         pytest.param({"x"}, {}, False, {TOY: {"x"}}, {"x"}, id="the kubelet has theirs, whose socket is elsewhere"),
-        pytest.param(
-            {"c"}, EARLIER, True, {TOY: {"c"}}, set(), id="a kubelet with a slow disk has an earlier list of ours"
-        ),
-        pytest.param({"c"}, LATER, True, {TOY: {"c"}}, {"c"}, id="IDs that were ours, and a plugin came"),
         pytest.param({"x"}, LATER, True, None, {"x"}, id="the kubelet does not say, and a plugin came"),
         pytest.param({"x"}, LATER, False, None, set(), id="it came, and has ended"),
         pytest.param({"x"}, EARLIER, True, None, set(), id="it was there before us"),
