@@ -173,8 +173,7 @@ class PodClaims:
 
     async def two_pods(self, slots: Iterable[SlotKey]) -> list[SlotKey]:
         """Those of these slots that two pods hold, by the checkpoint of this moment."""
-        with suppress(CheckpointError):
-            await self._index(await self._checkpoint.read(_LIST_WAITS))
+        await self._index_now()
         return [slot for slot in slots if len(self._given.get(slot, ())) > 1]
 
     async def holder(self, slots: Sequence[SlotKey]) -> tuple[SlotKey, str] | None:
@@ -185,7 +184,7 @@ class PodClaims:
         List is asked where those are not to be seen: it tells what the kubelet knows now, without init containers. Asked
         more often, it would be what makes the kubelet forget the ID that it is about to give (A11.8).
         """
-        await self.two_pods(())
+        await self._index_now()
         claimed = {slot: claim.pods if (claim := self._ledger.of(slot)) else Pods() for slot in slots}
         uids = {slot: pods | self._given.get(slot, {}).keys() for slot, pods in claimed.items()}
         for _ in range(_LOOKS):
@@ -309,9 +308,10 @@ class PodClaims:
                 if isinstance(error, DamagedError):
                     await self._compare(None)
                 return frozenset()
-        self._note_record(checkpoint)
         if checkpoint is None or checkpoint is not self._compared:
             await self._compare(checkpoint)
+        else:
+            self._note_record(checkpoint)
         seen = checkpoint, self._inventory.revision
         if seen != self._seen:
             await self._see_foreign(checkpoint)
@@ -366,6 +366,11 @@ class PodClaims:
             self._node.adopted(changed)
             self._node.claims_settled()
 
+    async def _index_now(self) -> None:
+        """Have the index of the checkpoint that lies there at this moment, if it can be read."""
+        with suppress(CheckpointError):
+            await self._index(await self._checkpoint.read(_LIST_WAITS))
+
     async def _index(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is self._indexed:
             return
@@ -389,6 +394,9 @@ class PodClaims:
 
     def stream_ended(self) -> None:
         """Note the record of a kubelet that may be gone: the pods that it has dropped since are no loss of the next one's."""
+        if self._checkpoint.is_unchanged():  # all resources' streams end with it: none reads the file again
+            self._note_record(self._checkpoint.last)
+            return
         with suppress(BlockingIOError):
             self._note_record(read_at_once(self._plugin_dir))
 
