@@ -207,6 +207,13 @@ class Kubelet:
         devices = self._running().manager.held.of(self._pods[pod.key].uid, container)
         return {resource: allocation.ids for resource, allocation in devices.items()}
 
+    def shared(self, container: str) -> dict[tuple[str, str], int]:
+        """(Resource, ID) that this container of several active pods holds → of how many."""
+        active = [it.pod for it in self._pods.values() if it.active]
+        held = (self.held(pod, container).items() for pod in active)
+        users = Counter((resource, device) for each in held for resource, ids in each for device in ids)
+        return {slot: number for slot, number in users.items() if number > 1}
+
     def subscribe(self, listener: Callable[[Change], None]) -> Callable[[], None]:
         """Call `listener` with every change, at once; what is returned ends that."""
         return self._feed.subscribe(listener)

@@ -197,15 +197,8 @@ class World:
 
     def _one_pod_each(self) -> None:
         with suppress(KubeletStoppedError):
-            users = Counter(
-                (resource, device)
-                for status in self.running()
-                for resource, ids in self.kubelet.held(status.pod, "main").items()
-                for device in ids
-            )
-            for (resource, device), number in users.items():
-                if number > 1:
-                    self.violate(f"{number} pods have {device} of {resource}")
+            for (resource, device), number in self.kubelet.shared("main").items():
+                self.violate(f"{number} pods have {device} of {resource}")
 
     def pod_goes(self, rng: random.Random) -> None:
         """One of the pods comes to its end."""

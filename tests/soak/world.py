@@ -341,15 +341,8 @@ class World:
     def _one_pod_each(self) -> None:
         """No two pods have one device."""
         with suppress(KubeletStoppedError):
-            users = Counter(
-                (resource, device)
-                for status in self.running()
-                for resource, ids in self.node.kubelet.held(status.pod, "main").items()
-                for device in ids
-            )
-            for (resource, device), number in users.items():
-                if number > 1:
-                    self.violate(f"{number} pods have {device} of {resource}")
+            for (resource, device), number in self.node.kubelet.shared("main").items():
+                self.violate(f"{number} pods have {device} of {resource}")
 
     def pod_goes(self) -> None:
         """One of the pods comes to its end."""
