@@ -192,7 +192,9 @@ def _progress(text: str) -> None:
         click.echo(f"\r{text:<60}\r", err=True, nl=False)
 
 
-def _report(results: Sequence[Result], form: str, file: Path | None, facts: Mapping[str, str], log: IO[bytes]) -> None:
+def _report(
+    results: Sequence[Result], form: str, file: Path | None, facts: Mapping[str, str], printed: IO[bytes]
+) -> None:
     if form != _TABLE:
         text = FORMATS[form](results, facts)
         if file is None:
@@ -202,8 +204,8 @@ def _report(results: Sequence[Result], form: str, file: Path | None, facts: Mapp
     for line in _lines(results):
         echo(line)
     if results and results[0].check.name == "registration-arrives" and results[0].outcome is Outcome.FAIL:
-        log.seek(0)
-        for said in [*dict.fromkeys(log.read().decode(errors="replace").splitlines())][-_LAST:]:
+        printed.seek(0)
+        for said in [*dict.fromkeys(printed.read().decode(errors="replace").splitlines())][-_LAST:]:
             output.note(f"the plugin said: {said}")
 
 
