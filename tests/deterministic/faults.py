@@ -277,7 +277,7 @@ async def the_state_is_damaged(w: World, rng: random.Random) -> AsyncIterator[No
         await w.start_agent().is_ready()
 
 
-@fault(3, "agent", "kubelet")
+@fault(3, "agent")
 async def the_agent_stands_still(w: World, rng: random.Random) -> AsyncIterator[None]:
     """No kubelet restarts meanwhile: an Allocate that it gave up counts as forgotten when the agent reads it afterwards."""
     with w.model.unseen():
