@@ -31,7 +31,6 @@ from tests.simulation.plugin import ToyPlugin, devices
 Body = Callable[[World, random.Random], AsyncIterator[None]]
 
 _DISK: Final = ("disk-full", "read-only", "io-error", "disk-slow")
-_CLAIM_ENDS: Final = 40.0  # seconds in which both witnesses know that a pod has ended (agent.claims.ledger.MIN_AGE)
 
 
 class Fault(Struct, frozen=True):

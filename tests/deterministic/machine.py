@@ -158,8 +158,7 @@ os.getpid = lambda: _getpid() if MACHINE is None else PROCESS.get().pid
 
 _stat, _lstat, _fstat, _scandir = os.stat, os.lstat, os.fstat, os.scandir
 _open, _write, _rename, _replace, _mkdir = os.open, os.write, os.rename, os.replace, os.mkdir
-_fsync, _fdatasync, _utime, _chmod = os.fsync, os.fdatasync, os.utime, os.chmod
-
+_fsync, _fdatasync, _utime = os.fsync, os.fdatasync, os.utime
 
 _SLOW: Final = ((0.01, 0.2, 2.0), (0.01, 0.2, 0.5))
 """Seconds of one access to a slow disk: an agent's, a kubelet's. An ID that came back is given to a kubelet that takes longer than
