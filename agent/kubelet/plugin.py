@@ -393,9 +393,14 @@ class Plugin:
             self._let_pass()
 
     async def _give(self, ids: Sequence[str]) -> wire.Encoded:
+        was_silent = self._is_silent
         if self._left:
             await self._until_back(ids)
         try:
+            if self._is_silent and not was_silent and self.relay is None:  # its kubelet would crash at our reply (A7.1)
+                raise AllocationRefused(
+                    f"another plugin has registered {self.resource} while this request waited. Create the pod again."
+                )
             if self.relay is not None:
                 with suppress(StandbyLostError):
                     return await self.relay.allocate(self.resource, ids)
