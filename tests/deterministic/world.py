@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import signal
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from itertools import count

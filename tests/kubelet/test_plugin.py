@@ -768,7 +768,7 @@ async def test_an_id_of_a_name_that_another_plugin_takes_while_an_allocate_waits
             plugin.silence(True)
             clock.now += 11 * COALESCE
             pass_time(10 * COALESCE)
-            with pytest.raises(GRPCError, match="another plugin has registered example.com/toy while"):
+            with pytest.raises(GRPCError, match=r"another plugin has registered example\.com/toy while"):
                 await waits
 
 
