@@ -237,11 +237,11 @@ class Stage:
             self.kubelet.streams(name) and name in self._listed for name in self.terms.known
         )
 
-    async def offered(self) -> bool:
+    async def offered(self, seconds: float | None = None) -> bool:
         """Wait until the kubelet has a stream of each resource, with a list that the kubelet has taken in."""
         if self.terms.known:
-            return await self.until(self.has_all)
-        if not await self.until(lambda: bool(self._listed)):
+            return await self.until(self.has_all, seconds)
+        if not await self.until(lambda: bool(self._listed), seconds):
             return False
         for _ in range(_SETTLES):
             before = len(self._events)

@@ -39,3 +39,12 @@ async def test_a_check_finds_its_fault_and_no_other_of_its_scenario_does(tmp_pat
     results = await tried(tmp_path, World(frozenset({check.name})), beside)
     failed = {it.check.name for it in results if it.outcome is Outcome.FAIL}
     assert failed == {check.name}, {it.check.name: f"{it.outcome}: {it.why}" for it in results}
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [("it tries again each 30 s", "registration-retries"), ("its devices go together", "unplug-leaves-others")],
+)
+async def test_a_check_accuses_no_plugin_of_another_way_to_do_it(tmp_path: Path, way: str, name: str) -> None:
+    beside = [it for it in CHECKS if it.name == name]
+    assert [(it.outcome, it.why) for it in await tried(tmp_path, World(frozenset({way})), beside)] == [(Outcome.PASS, "")]

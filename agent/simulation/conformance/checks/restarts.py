@@ -180,6 +180,8 @@ async def dropped(stage: Stage) -> None:
     resource = stage.subject
     stage.tell(stage.plugin, signal.SIGKILL)
     await stage.ended(stage.plugin, stage.terms.patience)
+    # a rival that registers before it is gone would be the one whose client is closed
+    await stage.until(lambda: bool(stage.timeline().since("SIGKILL").changes(Kind.DISCONNECTED, resource=resource)))
     async with stage.rival(resource):
         stage.did("rival")
         stage.plugin = await stage.launch()
@@ -197,6 +199,8 @@ def stream_ended(t: Timeline) -> str:
     """
     if not t.events:
         raise NotApplicable("a kubelet from 1.37 on does not do that")
+    if not t.since("drop").changes(Kind.DISCONNECTED, resource=t.subject):
+        raise Skipped("no stream was closed")
     return comes(t.since("drop"))
 
 
