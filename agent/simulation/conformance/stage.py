@@ -268,7 +268,8 @@ class Stage:
             Skipped: none came.
         """
         if not await self.offered():
-            raise Skipped(f"the plugin offered nothing within {self.terms.patience:g} s; see `registration-arrives`")
+            why = self.timeline().ended() or f"it had {self.terms.patience:g} s"
+            raise Skipped(f"the plugin offered nothing: {why}; see `registration-arrives`")
         if not await self.until(lambda: bool(self.healthy())):
             raise Skipped("the plugin lists no healthy device; give it one, real or made up")
         self._subject = self.subject

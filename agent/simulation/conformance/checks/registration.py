@@ -171,7 +171,8 @@ async def begun(stage: Stage, times: int = 1) -> None:
     seconds = stage.terms.patience * times
     if not await stage.offered(seconds):
         without = [name for name in sorted(stage.terms.known) if not stage.kubelet.streams(name)]
-        stage.did(MISSING, f"{', '.join(without) or 'it'} was not registered within {seconds:g} s, or has no list")
+        within = "" if stage.timeline().ended() else f" within {seconds:g} s"
+        stage.did(MISSING, f"{', '.join(without) or 'it'} was not registered{within}, or has no list")
     elif not await stage.until(lambda: bool(stage.healthy())):
         stage.did(MISSING, "it registered, and listed no healthy device")
 

@@ -53,7 +53,9 @@ def restart_in_time(t: Timeline) -> str:
 
 @check(restarting, "A2")
 def restart_once(t: Timeline) -> str:
-    """One Register for each start of a kubelet: of two streams the kubelet forgets one when the other ends."""
+    """One Register for each start of a kubelet, of which both its new socket and your old stream's end tell: of two
+    streams the kubelet forgets one when the other ends. Remember which `kubelet.sock` you are registered at.
+    """
     after, seen = t.since(RESTART), set()
     for it in after.changes(Kind.REGISTERED):
         if it.resource in seen:
