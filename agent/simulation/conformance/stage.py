@@ -68,7 +68,8 @@ class Terms(Struct):
         hooks: `unplug` and `plug`, which take a device away and give it back.
         state: directories where the plugin keeps what it remembers; they are emptied before each scenario, whose pods are others.
         respawn: start the plugin again when it ends by itself, as a DaemonSet does.
-        known: the resources that the plugin has; the first scenario finds them.
+        known: the resources that the plugin has; the first scenario that starts it finds them.
+        is_tried: has a scenario started the plugin?
     """
 
     launch: Callable[[Path], Plugin]
@@ -81,6 +82,7 @@ class Terms(Struct):
     state: tuple[Path, ...] = ()
     respawn: bool = False
     known: set[str] = field(default_factory=set)
+    is_tried: bool = False
 
 
 class Stage:
@@ -175,6 +177,7 @@ class Stage:
         Raises:
             OSError: it cannot be started.
         """
+        self.terms.is_tried = True
         plugin = self.terms.launch(self.terms.root)
         await plugin.start()
         self._stack.push_async_callback(self._close, plugin)
