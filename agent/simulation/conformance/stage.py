@@ -166,8 +166,9 @@ class Stage:
         """The resource that pods ask for: the one with most devices, of several the first."""
         if self._subject:
             return self._subject
-        views = sorted(self.kubelet.resources.values(), key=lambda view: (-view.allocatable, -view.capacity, view.name))
-        return views[0].name if views else ""
+        views = self.kubelet.resources.values()
+        best = min(views, key=lambda view: (-view.allocatable, -view.capacity, view.name), default=None)
+        return best.name if best else ""
 
     # --- the plugin ---
 
@@ -284,22 +285,16 @@ class Stage:
         view = self.kubelet.resources.get(self.subject)
         return tuple(sorted(view.healthy)) if view else ()
 
-    async def hook(self, name: str) -> None:
-        """Have a person's command take a device away, or give it back.
-
-        Raises:
-            Skipped: there is no such command.
-        """
-        if name not in self.terms.hooks:
-            raise Skipped(f"it takes a device that goes and comes: give --on {name} COMMAND")
-        self.did(name)
-        await self.terms.hooks[name]()
-
     def need_hooks(self) -> None:
         """Raise Skipped where devices cannot go and come."""
         for name in ("unplug", "plug"):
             if name not in self.terms.hooks:
                 raise Skipped(f"it takes a device that goes and comes: give --on {name} COMMAND")
+
+    async def hook(self, name: str) -> None:
+        """Have a person's command, which `need_hooks` has seen, take a device away or give it back."""
+        self.did(name)
+        await self.terms.hooks[name]()
 
     async def unplug(self) -> str:
         """Take a device away, and wait until the kubelet knows; which one that was, or nothing."""
@@ -367,9 +362,7 @@ class Stage:
                     called = await ask(client)
             except PluginError as error:
                 called = Called(0, label, 0, ids=tuple(ids), error=str(error))
-        now = _now()
-        called = replace(called, at=now, seconds=now - began, resource=resource)
-        self.note(called)
+        self.note(called := replace(called, at=_now(), seconds=_now() - began, resource=resource))
         return called
 
     @asynccontextmanager
