@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import random
-import shutil
 import signal
 from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
@@ -36,6 +35,7 @@ from tests.deterministic.loop import Loop, Thread, this_thread
 from tests.deterministic.machine import PROCESS, Machine, send
 from tests.deterministic.model import Model, Units
 from tests.e2e.node import Node, chardev
+from tests.pod_cgroups import show_running
 
 WIDGET, SHARED, STUB, LATE = "fl.test/widget", "fl.test/shared", "fl.test/stub", "fl.test/late"
 _REPLICAS: Final = 3
@@ -44,7 +44,6 @@ _UNITS: Final[dict[str, Units]] = {
     SHARED: {f"s{n}": tuple(f"s{n}::{m}" for m in range(_REPLICAS)) for n in range(2)},
     STUB: {f"stub-{n}": (f"stub-{n}",) for n in range(4)},
 }
-_OWN_POD: Final = "5f0e7b4c-1f7d-4d3f-9b1e-2a6c8d9e0f11"
 KUBELETS: Final[tuple[Version, ...]] = ("1.36", "1.37")
 
 
@@ -123,7 +122,7 @@ class World:
             return
         self.note(f"kubelet {change.kind} {change.resource} {change.text} {change.devices() or ''}")
         if change.kind is Kind.POD:
-            self._make_cgroups()
+            self._show_running()
         if change.kind is Kind.PANIC:
             self.violate(f"the kubelet panicked: {change.text}")
         is_ours = self.model.is_served(change.resource) and change.resource != self.rival
@@ -199,16 +198,8 @@ class World:
         if pods := [status for status in self.running() if status.phase is Phase.RUNNING]:
             self.kubelet.end(rng.choice(sorted(pods, key=lambda status: status.pod.name)).pod)
 
-    def _make_cgroups(self) -> None:
-        """Make the cgroups of the pods that run, as far as the agent looks: with those of the node's own pod there are always some."""
-        group = self.root / "sys/fs/cgroup/kubepods"
-        uids = {status.uid for status in self.running() if status.phase is Phase.RUNNING} | {_OWN_POD}
-        there = {path.name.removeprefix("pod") for path in group.iterdir()}
-        for uid in there - uids:
-            shutil.rmtree(group / f"pod{uid}")
-        for uid in sorted(uids - there):
-            (group / f"pod{uid}").mkdir()
-            (group / f"pod{uid}/cgroup.events").write_text("populated 1\n")
+    def _show_running(self) -> None:
+        show_running(self.root / "sys", [it.uid for it in self.running() if it.phase is Phase.RUNNING])
 
     # --- hardware ---
 
@@ -276,9 +267,8 @@ class World:
         _write_records_late(self)
         for resource in (WIDGET, SHARED):
             self.node.mknod(*self.model.hardware[resource])
-        for name in ("sys/fs/cgroup/kubepods", "proc"):
-            (self.root / name).mkdir(parents=True)
-        self._make_cgroups()
+        (self.root / "proc").mkdir()
+        self._show_running()
         self.say_states()
         self.configure()
         await self.on_kubelet(self.kubelet.start)

@@ -31,6 +31,7 @@ from tests.e2e.conftest import Trouble
 from tests.e2e.kmsg import KernelLog
 from tests.e2e.node import Node, chardev
 from tests.e2e.process import Line
+from tests.pod_cgroups import show_running
 from tests.soak.daemon import Daemon, Sample
 
 WIDGET, SHARED, STUB, GPU = "fl.test/widget", "fl.test/shared", "fl.test/stub", "nvidia.com/gpu"
@@ -123,6 +124,7 @@ class World:
         for number, resource in enumerate(TROUBLED):
             self.node.mknod(*(f"t{number}/{unit}" for unit in self.model.hardware[resource]))
         self.say_states()
+        self._show_running()
         await self._stack.enter_async_context(self.node.kubelet)
         self._stack.enter_context(self.kmsg)
         beat = asyncio.create_task(self._beat())
@@ -188,6 +190,8 @@ class World:
         if change.kind is Kind.CHECKPOINT and not change.text:
             return
         self.note(f"kubelet {change.kind} {change.resource} {change.text} {change.devices() or ''}")
+        if change.kind is Kind.POD:
+            self._show_running()
         if change.kind is Kind.PANIC:
             self.violate(f"the kubelet panicked: {change.text}")
         if change.kind is Kind.LIST and change.after is not None and self.model.is_served(change.resource):
@@ -304,6 +308,9 @@ class World:
         return [unit for unit in self.model.hardware[resource] if f"{resource} {unit}" not in self.touched]
 
     # --- pods ---
+
+    def _show_running(self) -> None:
+        show_running(self.root / "sys", [it.uid for it in self.running() if it.phase is Phase.RUNNING])
 
     def running(self) -> list[PodStatus]:
         """Pods that may hold devices."""
