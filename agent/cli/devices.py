@@ -81,9 +81,15 @@ def head(shown: Status) -> Iterator[str]:
     yield summary(rows(shown))
 
 
-def body(shown: Status, past: Past | None) -> Iterator[str]:
-    """What comes below it."""
-    yield from table(rows(shown), past)
+def body(shown: Status, past: Past | None, is_tight: bool) -> Iterator[str]:
+    """What comes below it; where there is no room for all, first those that are not well."""
+    every = rows(shown)
+    yield from table(sorted(every, key=is_well) if is_tight else every, past)
+
+
+def is_well(row: Row) -> bool:
+    """Is nothing wrong with it? Nothing is with what no resource is meant to have."""
+    return row.state == "healthy" or not row.resource
 
 
 def rows(shown: Status) -> list[Row]:

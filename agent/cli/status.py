@@ -16,9 +16,12 @@ from agent.cli.watch import Past, follow
 from agent.console import advice
 from agent.console.client import Client
 from agent.console.views import NAMES_NOTHING, Device, Resource, Status, Unclaimed
+from agent.runtime.errors import some
 
 _TABLED: Final = 64
 """Devices; of more, the table has those that are not well, and the rest is counted."""
+_TOLD: Final = 3
+"""Devices of one reason that have a sentence each on a screen without room for all."""
 _UNUSABLE: Final = "unusable"  # as `agent.inventory.shortfall` has it: its sentence says what to do
 _COUNTED: Final = ("Healthy", "Degraded", "Unhealthy", "Drained")
 _WORST_FIRST: Final = ("Unhealthy", "Degraded", "Drained", "Healthy")
@@ -62,20 +65,29 @@ def status(config: Path | None, watch: bool, pods: bool, device: str | None, as_
     if as_json:
         output.echo_json(shown)
         return
-    for line in (*head(shown), *body(shown, None)):
+    for line in (*head(shown), *body(shown, None, False)):
         echo(line)
 
 
-def _body(shown: Status, past: Past | None) -> Iterator[str]:
+def _body(shown: Status, past: Past | None, is_tight: bool) -> Iterator[str]:
+    if is_tight:
+        yield from _troubles(shown, is_tight)
+    yield from _resources(shown)
+    yield from _devices(shown, past, is_tight)
+    if not is_tight:
+        yield from _troubles(shown, is_tight)
+
+
+def _resources(shown: Status) -> Iterator[str]:
     if not shown.resources and not shown.templates:
         yield "The configuration has no [[resource]]: nothing is offered."
     elif shown.resources:
         yield ""
         headings = ("RESOURCE", "KUBELET", "OK", "DEGRADED", "BAD", "DRAINED", "IN USE")
         yield from table(headings, map(_row, shown.resources), left=2)
-    if every := devices.rows(shown):
-        yield ""
-        yield from _devices(every, past)
+
+
+def _troubles(shown: Status, is_tight: bool) -> Iterator[str]:
     bad = [(resource, device) for resource in shown.resources for device in resource.devices if device.reason]
     complaints = [(resource.name, resource.complaint) for resource in shown.resources if resource.complaint]
     complaints += [
@@ -88,13 +100,16 @@ def _body(shown: Status, past: Past | None) -> Iterator[str]:
     if any(resource.overtaken for resource in shown.resources):
         yield from _advised(advice.advice("overtaken"))
     for alike in _with_one_reason(_together(bad)):
-        for resource, device in alike:
+        told = alike[:_TOLD] if is_tight else alike
+        for resource, device in told:
             yield from _complaint(resource, device)
             yield from output.advised([("held", ", ".join(device.pods))] if device.pods else ())
+        if more := [device.name or device.key for _, device in alike[len(told) :]]:
+            yield wrapped(f"and {len(more)} more with {alike[0][1].reason}: {some(more, output.NAMED)}", 0, 2)
         yield from _advice(alike[-1][1])
-    if shown.unclaimed:
+    if lacking := [one for one in shown.unclaimed if one.resource or not is_tight]:
         yield "\n" + bold("NOT OFFERED")
-        for one in shown.unclaimed:
+        for one in lacking:
             yield _unclaimed(one)
             if one.resource:
                 yield from _advised(
@@ -105,10 +120,14 @@ def _body(shown: Status, past: Past | None) -> Iterator[str]:
         yield from (wrapped(one.message, 0, 2) for one in shown.problems)
 
 
-def _devices(every: list[devices.Row], past: Past | None) -> Iterator[str]:
+def _devices(shown: Status, past: Past | None, is_tight: bool) -> Iterator[str]:
     """The table of `fairlead devices`; on a node of very many, of those that are not well."""
+    every = devices.rows(shown)
+    if not every:
+        return
+    yield ""
     if len(every) <= _TABLED:
-        yield from devices.table(every, past)
+        yield from devices.table(sorted(every, key=devices.is_well) if is_tight else every, past)
         return
     bad = [row for row in every if row.state != "healthy"]
     if bad:
@@ -213,7 +232,7 @@ def _nothing(_shown: Status) -> Iterator[str]:
     yield from ()
 
 
-def _pods(shown: Status, _past: Past | None) -> Iterator[str]:
+def _pods(shown: Status, _past: Past | None, _is_tight: bool) -> Iterator[str]:
     rows, unknown = list[tuple[str, ...]](), list[tuple[str, ...]]()
     for resource in shown.resources:
         for held in (held for device in resource.devices for held in device.held):

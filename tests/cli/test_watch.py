@@ -116,6 +116,30 @@ def test_the_head_stays_and_what_has_no_room_is_counted(command: str, config: st
         assert terminal.screen.endswith("\x1b[?1049l") or terminal.said.endswith("\x1b[?1049l")
 
 
+def test_without_room_for_all_troubles_and_what_to_do_come_first(config: str, tmp_path: Path) -> None:
+    fallen = replace(GPU, state="Unhealthy", reason="xid-79", message="It fell off its bus.", name="nvidia20")
+    (resource,) = node().shown.resources
+    devices = (*resource.devices, replace(fallen, key="GPU-20", ids=("GPU-20",), hardware=("pci:0000:20:00.0",)))
+    shown = FakeDaemon(status(replace(resource, devices=devices)))
+    with running(shown, tmp_path / "admin.sock"):
+        with Terminal("status", "--watch", "--config", config, columns=80, rows=24) as terminal:
+            text = click.unstyle("\n".join(terminal.shows("nvidia20", "q ends")))
+            assert "systemctl reboot\n" in text  # a long command is folded, and can be copied as it is
+            assert (
+                text.index("systemctl reboot")
+                < text.index("RESOURCE  ")
+                < text.index("xid-79  ")
+                < text.index("GPU-00  ")
+            )
+            terminal.type("q")
+            assert terminal.ended() == 0
+        with Terminal("devices", "--watch", "--config", config) as terminal:
+            (first, *_) = [line for line in terminal.shows("nvidia20", "q ends") if "GPU-" in line or "nvidia" in line]
+            assert first.startswith("nvidia20")
+            terminal.type("q")
+            assert terminal.ended() == 0
+
+
 def test_it_outlives_the_daemon_and_goes_on_with_the_next_one(config: str, tmp_path: Path) -> None:
     socket = tmp_path / "admin.sock"
     with running(node(2), socket):
