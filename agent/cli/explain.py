@@ -90,7 +90,8 @@ def lines(it: Explanation) -> Iterator[str]:
     yield from _section(
         "Decisions", (wrapped(f"{one.resource or 'any resource'}: {one.why}", 2, 4) for one in it.decisions)
     )
-    yield from _section("Signals", (_signal(one) for one in it.signals))
+    said = (it.reason, it.besides)  # the advice says what ends these
+    yield from _section("Signals", (_signal(one, ends=one.reason not in said) for one in it.signals))
     yield from _section(
         "Happened in the last 24 hours", (wrapped(device_history.happened(one), 2, 4) for one in it.notes[-_NOTES:])
     )
@@ -133,10 +134,11 @@ def _section(heading: str, inner: Iterator[str]) -> Iterator[str]:
         yield from listed
 
 
-def _signal(one: Signal) -> str:
+def _signal(one: Signal, *, ends: bool) -> str:
     counts = "" if one.counts else ", does not count now"
-    ends = f", ends with {' or '.join(ENDS.get(name, name) for name in one.clears_on)}" if one.clears_on else ""
-    said = f"{one.reason} ({one.verdict}{counts}{ends}) since {output.moment(one.since)}: {one.message}"
+    with_ = " or ".join(ENDS.get(name, name) for name in one.clears_on) if ends else ""
+    ending = f", ends with {with_}" if with_ else ""
+    said = f"{one.reason} ({one.verdict}{counts}{ending}) since {output.moment(one.since)}: {one.message}"
     return wrapped(said, 2, 4)
 
 

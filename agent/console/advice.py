@@ -24,7 +24,7 @@ class Advice(Struct, frozen=True):
     """What a reason asks of a person."""
 
     means: str
-    """One sentence."""
+    """One sentence; empty where the device's own says it."""
     do: str
     """What to do now, one or two sentences."""
     command: str = ""
@@ -523,7 +523,8 @@ def advice(
         "node": node_name(),
     }
     command = found.command if addresses or "{address}" not in found.command else ""
-    return Advice(*(_filled(text, names) for text in (found.means, found.do, command, found.ends)))
+    means = "" if found.means.casefold() in message.casefold() else found.means
+    return Advice(*(_filled(text, names) for text in (means, found.do, command, found.ends)))
 
 
 def of_device(it: Device | Explanation, name: str) -> Advice | None:
@@ -581,7 +582,8 @@ def _filled(text: str, names: Mapping[str, str]) -> str:
 
 def told(it: Advice) -> Iterator[tuple[str, str]]:
     """Its parts as a person reads them, each with its label."""
-    yield "means", f"{it.means[:1].upper()}{it.means[1:]}."
+    if it.means:
+        yield "means", f"{it.means[:1].upper()}{it.means[1:]}."
     yield "do", it.do
     if it.command:
         yield "run", it.command
