@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
@@ -191,18 +191,18 @@ def _padded(cell: str, width: int, *, to_the_left: bool) -> str:
 
 
 def moment(seconds: float) -> str:
-    """A time since 1970 as this node's clock shows it: the time alone if it was today."""
-    when = datetime.fromtimestamp(seconds).astimezone()
-    today = when.date() == datetime.now().astimezone().date()
-    return when.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S")
+    """A time since 1970 in UTC, as the log, the page and every sentence of the daemon have it; the time alone if it was today."""
+    when = datetime.fromtimestamp(seconds, UTC)
+    is_today = is_terminal() and when.date() == datetime.now(UTC).date()
+    return when.strftime("%H:%M:%S UTC" if is_today else "%Y-%m-%d %H:%M:%S UTC")
 
 
 def since(seconds: float, *, is_brief: bool) -> str:
-    """The same as one word; in brief without seconds, or without the time of day."""
-    when = datetime.fromtimestamp(seconds).astimezone()
+    """The same as one word; in brief without seconds and offset, or without the time of day."""
+    when = datetime.fromtimestamp(seconds, UTC)
     if not is_brief:
-        return when.strftime("%Y-%m-%dT%H:%M:%S")
-    return when.strftime("%H:%M" if when.date() == datetime.now().astimezone().date() else "%m-%d")
+        return when.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return when.strftime("%H:%M" if when.date() == datetime.now(UTC).date() else "%m-%d")
 
 
 def ago(seconds: float) -> str:

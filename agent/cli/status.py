@@ -235,13 +235,16 @@ def _nothing(_shown: Status) -> Iterator[str]:
 def _pods(shown: Status, _past: Past | None, _is_tight: bool) -> Iterator[str]:
     rows, unknown = list[tuple[str, ...]](), list[tuple[str, ...]]()
     for resource in shown.resources:
-        for held in (held for device in resource.devices for held in device.held):
-            rows += [(who.name, who.container, resource.name, held.id) for who in held.holders]
+        for device, held in ((it, held) for it in resource.devices for held in it.held):
+            what = devices.called(device, device.key), resource.name, held.id
+            rows += [(who.name, who.container, *what) for who in held.holders]
             if not held.holders:
-                unknown.append(("(not named)", "", resource.name, held.id))
+                unknown.append(("(not named)", "", *what))
     if not rows and not unknown:
         yield "No pod holds a device."
         return
-    yield from table(("POD", "CONTAINER", "RESOURCE", "ID"), [*sorted(rows), *sorted(unknown)], left=4)
+    cut = {0: ("left", 12), 1: ("right", 9), 2: ("right", 12), 3: ("left", 8), 4: ("right", 12)}
+    headings = ("POD", "CONTAINER", "NAME", "RESOURCE", "ID")
+    yield from table(headings, [*sorted(rows), *sorted(unknown)], left=5, cut=cut if output.is_terminal() else None)
     if unknown:
         yield wrapped(_UNNAMED, 0, 2)

@@ -181,7 +181,7 @@ class _Screen:
         columns, rows = shutil.get_terminal_size((80, 24))
         room = max(rows - len(above) - 1, 1)  # the last line of the screen says how it ends
         more = len(below) - room
-        foot = f"{more} more lines; " if more > 0 else ""
+        foot = f"{more} more; " if more > 0 else ""
         shown = [*above, *below[:room]][: rows - 1]
         shown.append(output.dim(f"{foot}{output.moment(output.now())}, q ends; {LEGEND}"))
         text = (_TO_LINE_END + "\n").join(output.clipped(line, columns) for line in shown)

@@ -169,7 +169,21 @@ def _leaf_mistakes(value: object, wanted: Any) -> Iterator[Mistake]:
         try:
             msgspec.convert(value, wanted, dec_hook=_read)
         except msgspec.ValidationError as error:
-            yield _translated(error)
+            path, sentence = _translated(error)
+            yield path, sentence + _written(value, wanted)
+
+
+def _written(value: object, wanted: Any) -> str:
+    """What was meant by a text that should be something else, as TOML writes it: without quotes, or in a list."""
+    if not isinstance(value, str):
+        return ""
+    if _item_type(wanted) is str:
+        return f'; write: ["{value}"]' if '"' not in value and "\\" not in value else ""
+    try:
+        msgspec.convert(value.strip().lower(), wanted, strict=False, dec_hook=_read)
+    except msgspec.ValidationError:
+        return ""
+    return f"; write: {value.strip().lower()}"
 
 
 def _branch(value: object, wanted: Any) -> Any:

@@ -154,6 +154,7 @@ def test_who_holds_what(daemon: FakeDaemon, run: Run) -> None:
     assert run("status", "--pods").output.splitlines()[1].split() == [
         "team/training-0",
         "main",
+        "GPU-1",
         "nvidia.com/gpu",
         "GPU-1",
     ]
@@ -165,7 +166,7 @@ def test_what_is_held_by_a_pod_that_the_kubelet_does_not_name_says_what_is_await
     ending = replace(GPU, held=(Held("GPU-1"),))
     daemon.shown = status(Resource("nvidia.com/gpu", "gpu", True, True, devices=(ending,)))
     _, row, *awaited = run("status", "--pods").output.splitlines()
-    assert row.split() == ["(not", "named)", "nvidia.com/gpu", "GPU-1"]
+    assert row.split() == ["(not", "named)", "GPU-1", "nvidia.com/gpu", "GPU-1"]
     assert " ".join(map(str.strip, awaited)) == (
         "A pod that the kubelet does not name starts, or has ended; its device is free once the kubelet's checkpoint leaves "
         "it out, too."

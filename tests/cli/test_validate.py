@@ -150,3 +150,8 @@ def test_the_version_is_told() -> None:
     result = CliRunner().invoke(fairlead, ["--version"])
     assert result.exit_code == 0
     assert result.stdout.startswith("fairlead 0.")
+
+
+@pytest.mark.parametrize(("option", "said"), [("--bogus", "'--bogus'.\n"), ("--pod", "mean '--pods'?\n")])
+def test_a_wrong_option_is_answered_with_a_near_one_alone(option: str, said: str) -> None:
+    assert CliRunner().invoke(fairlead, ["status", option]).output.endswith(said)

@@ -100,7 +100,7 @@ def test_on_eighty_columns_there_is_room_for_the_last_hour_and_the_pod(config: s
 @pytest.mark.parametrize("command", ["devices", "status"])
 def test_the_head_stays_and_what_has_no_room_is_counted(command: str, config: str, tmp_path: Path) -> None:
     with running(node(), tmp_path / "admin.sock"), Terminal(command, "--watch", "--config", config) as terminal:
-        lines = terminal.shows("q ends", "more lines")
+        lines = terminal.shows("q ends", " more; ")
         assert len(lines) == 12
         assert lines[0].startswith("Fairlead 1.2.3 on ")
         assert "20 devices, all well" in lines[1]
@@ -108,7 +108,7 @@ def test_the_head_stays_and_what_has_no_room_is_counted(command: str, config: st
             assert "LAST HOUR" in lines[2]
             assert "team/training-0" in lines[3]
             assert "█" in lines[4]
-            assert "12 more lines" in lines[-1]
+            assert "12 more; " in lines[-1]
             assert "▁ free ▃ used ▅ drained ▆ degraded █ bad · gone" in lines[-1]
         terminal.type("q")
         assert terminal.ended() == 0

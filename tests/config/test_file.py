@@ -195,10 +195,13 @@ _ODD = '[[resource]]\nname = "a.b/odd"\nbackend = "odd"\n'
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (_KVM + _KVM, "6: resource[1].name: resource[0] has the name 'a.b/kvm' already"),
+        (
+            _KVM + _KVM,
+            "6: resource[1].name: resource[0] (line 1) has the name 'a.b/kvm' already; give one of them another",
+        ),
         (
             _KVM.replace("kvm", "{path}", 1) + _KVM.replace("kvm", "{path}-x", 1),
-            "6: resource[1].name: 'a.b/{path}-x' could give the same name as 'a.b/{path}' of resource[0]: begin or end one of them otherwise",
+            "6: resource[1].name: 'a.b/{path}-x' could give the same name as 'a.b/{path}' of resource[0] (line 1): begin or end one of them otherwise",
         ),
         (
             _KVM.replace("kvm", "{path", 1),
@@ -339,7 +342,7 @@ parts = [
         "6: resource[0].limits: expected a whole number, got a string",
         "8: resource[0].parts[0].part_name: there is no key 'part_name'; did you mean 'part-name'?",
         "8: resource[0].parts[0]: the key 'part-name' is missing",
-        "9: resource[0].parts[1].sizes[1]: expected a whole number, got a string",
+        "9: resource[0].parts[1].sizes[1]: expected a whole number, got a string; write: 2",
         "9: resource[0].parts[1].sizes[2]: expected a whole number, got a number",
     ]
 
