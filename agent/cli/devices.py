@@ -176,7 +176,7 @@ def table(every: Sequence[Row], past: Past | None = None) -> Iterator[str]:
 
 def _cells(row: Row, past: Past | None, *, is_brief: bool) -> tuple[str, ...]:
     since = output.since(row.since, is_brief=is_brief) if row.since else ""
-    address = row.address.removeprefix("0000:") if is_brief else row.address
+    address = row.address.removeprefix("0000:").rpartition("/")[2] if is_brief else row.address
     state = output.state(_COLORS.get(row.state, row.state.title()), row.state)
     told = (row.name, row.model, address, row.resource, state, row.reason, since)
     history = () if past is None else (past.get((row.resource, row.key), ""),)

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from agent.cli import commands, output
+from agent.cli import commands, devices, output
 from agent.cli.commands import fairlead
 from agent.cli.events import line as event_line
 from agent.cli.explain import lines
@@ -499,3 +499,10 @@ def test_what_looks_by_itself_looks_at_the_file_of_the_daemon_that_answers(
         assert "The daemon runs with /not/here/config.toml, and this looks at" in said("doctor")
     assert "ok configuration " in said("doctor")
     assert "As the hardware" not in said("discover")
+
+
+def test_the_address_of_a_made_up_device_is_short_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    stub = replace(GPU, key="stub-0", hardware=("stub:demo.fairlead/stub/stub-0",))
+    shown = status(Resource("demo.fairlead/stub", "stub", True, True, devices=(stub,)))
+    assert not any("fairlead/stub/" in line for line in devices.table(devices.rows(shown)))
