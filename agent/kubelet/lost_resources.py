@@ -153,12 +153,13 @@ class LostResources:
     def _look_at_all(self, registered: Sequence[Registrar], over: float) -> None:
         self._doubtful.clear()
         for registrar in registered:
-            is_over = registrar.plugin.began < over
+            is_over, doubt = registrar.plugin.began < over, self._doubts.get(registrar.plugin.resource)
             if not (registrar.rival and is_over):  # else the record may have nothing of that name, as if it were ours
                 self._compare(registrar)
-            if registrar.rival and is_over:
+            # its devices may be found out only after its end: a kubelet of 1.37 keeps them until our next list
+            if registrar.rival and (is_over or (doubt and doubt[1] is _DOUBTED)):
                 self._renew(registrar, _LOST)
-            elif (doubt := self._doubts.get(registrar.plugin.resource)) and registrar.plugin.sent_at >= doubt[0]:
+            elif doubt and registrar.plugin.sent_at >= doubt[0]:
                 self._renew(registrar, doubt[1])
 
     async def _ask(self, within: float) -> None:
@@ -286,7 +287,8 @@ class LostResources:
             return
         now = {it.plugin.resource: it.plugin.sent_at for it in self._registered() if it.plugin.offers}
         known = {name for name, sent_at in asked.items() if now.get(name) == sent_at}
-        self._doubts = {name: doubt for name, doubt in self._doubts.items() if name in now.keys() - known}
+        dispelled = known - self._doubtful
+        self._doubts = {name: doubt for name, doubt in self._doubts.items() if name in now.keys() - dispelled}
         self._tried = {name: tried for name, tried in self._tried.items() if name not in self._allocatable}
         for name in sorted(known - self._allocatable.keys()):
             self._renew(self.registrars[name], _LOST)

@@ -49,14 +49,14 @@ COALESCE: Final = 0.05
 CREDIT: Final = 3
 """Messages that a stream may send at once: an event is often followed by a second one. `COALESCE` seconds earn one."""
 
-REMEMBERED: Final = 1.0
+REMEMBERED: Final = 2.5
 """Seconds for which an ID that was missing from a list is not given out, though it is back (kubelet contract: A7.1).
 
 The kubelet may have asked for it before it read that list, and looks it up again after our reply, perhaps while it is
-still at that list. It takes milliseconds for one, and waits for its disk meanwhile. While it has not read its socket, it
-stands still, and no time counts. While it writes records, as it does at each list, it may be on its way to that list: these
-seconds begin with the last of them, `_SLOWEST` seconds after that list at the latest. An Allocate waits as long: a refusal
-would fail a pod that asks, as it should, for hardware that is there.
+still at that list. It takes milliseconds for one, and waits for its disk meanwhile: two seconds for one record are not rare on
+a busy one. While it has not read its socket, it stands still, and no time counts. While it writes records, as it does at each
+list, it may be on its way to that list: these seconds begin with the last of them, `_SLOWEST` seconds after that list at the
+latest. An Allocate waits as long: a refusal would fail a pod that asks, as it should, for hardware that is there.
 """
 _SLOWEST: Final = 10.0
 _FORMER_AT_MOST: Final = 100_000  # a list of 4 MiB has half as many
@@ -393,9 +393,14 @@ class Plugin:
             self._let_pass()
 
     async def _give(self, ids: Sequence[str]) -> wire.Encoded:
+        was_silent = self._is_silent
         if self._left:
             await self._until_back(ids)
         try:
+            if self._is_silent and not was_silent and self.relay is None:  # its kubelet would crash at our reply (A7.1)
+                raise AllocationRefused(
+                    f"another plugin has registered {self.resource} while this request waited. Create the pod again."
+                )
             if self.relay is not None:
                 with suppress(StandbyLostError):
                     return await self.relay.allocate(self.resource, ids)

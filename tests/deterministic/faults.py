@@ -31,7 +31,6 @@ from tests.simulation.plugin import ToyPlugin, devices
 Body = Callable[[World, random.Random], AsyncIterator[None]]
 
 _DISK: Final = ("disk-full", "read-only", "io-error", "disk-slow")
-_CLAIM_ENDS: Final = 40.0  # seconds in which both witnesses know that a pod has ended (agent.claims.ledger.MIN_AGE)
 
 
 class Fault(Struct, frozen=True):
@@ -277,7 +276,7 @@ async def the_state_is_damaged(w: World, rng: random.Random) -> AsyncIterator[No
         await w.start_agent().is_ready()
 
 
-@fault(3, "agent", "kubelet")
+@fault(3, "agent")
 async def the_agent_stands_still(w: World, rng: random.Random) -> AsyncIterator[None]:
     """No kubelet restarts meanwhile: an Allocate that it gave up counts as forgotten when the agent reads it afterwards."""
     with w.model.unseen():

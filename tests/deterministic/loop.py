@@ -13,6 +13,7 @@ import collections
 import heapq
 import math
 import os
+import zlib
 from collections.abc import Callable
 from contextvars import copy_context
 from types import SimpleNamespace
@@ -115,7 +116,7 @@ class Loop(asyncio.SelectorEventLoop):
         if self.pace:
             self.machine.now += self.pace * random()
             self._ripen()
-        self.order = hash((self.order, self.machine.now, str(chosen), len(choices)))
+        self.order = zlib.crc32(f"{self.machine.now} {chosen} {len(choices)}".encode(), self.order)
         if isinstance(chosen, Thread):
             self.threads.remove(chosen)
             chosen.go_on()

@@ -158,12 +158,11 @@ os.getpid = lambda: _getpid() if MACHINE is None else PROCESS.get().pid
 
 _stat, _lstat, _fstat, _scandir = os.stat, os.lstat, os.fstat, os.scandir
 _open, _write, _rename, _replace, _mkdir = os.open, os.write, os.rename, os.replace, os.mkdir
-_fsync, _fdatasync, _utime, _chmod = os.fsync, os.fdatasync, os.utime, os.chmod
+_fsync, _fdatasync, _utime = os.fsync, os.fdatasync, os.utime
 
-
-_SLOW: Final = ((0.01, 0.2, 2.0), (0.01, 0.2, 0.5))
-"""Seconds of one access to a slow disk: an agent's, a kubelet's. An ID that came back is given to a kubelet that takes longer than
-a second for a record before it has heard of it (`agent.kubelet.plugin.REMEMBERED`)."""
+_SLOW: Final = (0.01, 0.2, 2.0)
+"""Seconds of one access to a slow disk; the kubelet's record is one. To a kubelet that takes longer for it than
+`agent.kubelet.plugin.REMEMBERED`, an ID that came back may be given before it has heard that it was away."""
 
 
 class Status:
@@ -259,7 +258,7 @@ def _checked(*faults: str, path: Any = None) -> None:
     if fault := _fails(*faults, path=path):
         raise OSError(numbers[fault], os.strerror(numbers[fault]))
     if MACHINE is not None and MACHINE.block is not None and _fails("disk-slow", path=path):
-        MACHINE.block(MACHINE.rng.choice(_SLOW[PROCESS.get().name == "kubelet"]))
+        MACHINE.block(MACHINE.rng.choice(_SLOW))
 
 
 def _opening(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:

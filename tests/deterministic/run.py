@@ -35,7 +35,6 @@ STEPS: Final = 150
 _WAITS: Final = (0.0, 0.001, 0.02, 0.3, 0.3, 1.0, 1.0, 3.0, 3.0, 30.0)
 _LASTS: Final = (0.0, 0.01, 0.3, 1.0, 3.0, 10.0, 30.0)
 _PACES: Final = (0.0, 0.0, 0.00002, 0.0002)
-_SHOWN: Final = 60  # events before a violation
 _STARTED: Final = 4.0  # seconds until the kubelet must have the first lists
 
 
@@ -238,10 +237,7 @@ def _tame_inotify(machine: machines.Machine, root: Path) -> None:
 
 
 def _place(seed: int) -> tuple[Path, int]:
-    """A directory that has the same name whenever this seed runs: sets of paths are walked in the order of their hashes.
-
-    Others who run the same seed wait for the lock.
-    """
+    """A directory that has the same name whenever this seed runs: others who run it wait for the lock."""
     place = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir(), f"fl{seed & 0xFFFFFFFF:08x}")
     while True:
         lock = os.open(f"{place}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import signal
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -76,7 +75,6 @@ class World:
         self.states: dict[str, str] = {}
         self.touched: set[str] = set()
         self.numbers = count(1)
-        self.pods: Counter[str] = Counter()
         self._admissions: set[asyncio.Task[None]] = set()
         self.disturbed_at = machine.now
         self.extra: list[str] = []
@@ -186,14 +184,10 @@ class World:
         task.add_done_callback(self._admissions.discard)
 
     async def _admit(self, wanted: Pod) -> None:
-        try:
+        with suppress(KubeletStoppedError, KubeletPanicError):
             status = await self.kubelet.admit(wanted)
-        except (KubeletStoppedError, KubeletPanicError) as error:
-            self.pods[type(error).__name__] += 1
-            return
-        self.pods[str(status.phase)] += 1
-        if status.phase is Phase.RUNNING:
-            self._one_pod_each()
+            if status.phase is Phase.RUNNING:
+                self._one_pod_each()
 
     def _one_pod_each(self) -> None:
         with suppress(KubeletStoppedError):

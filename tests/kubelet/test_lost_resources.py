@@ -129,6 +129,25 @@ async def test_another_plugin_that_was_killed_leaves_its_socket_and_one_of_1_37_
         await stays_well(node, agent)
 
 
+async def test_another_plugin_that_is_found_out_only_after_its_end_keeps_no_name(node: SimulatedKubelet) -> None:
+    """A kubelet of 1.37 that has gone back to us has its devices until our next list."""
+    async with running(node) as agent:
+        await stays_well(node, agent)
+        clock = Clock(agent)
+        clock.now = clock.start + SETTLED - 0.1
+        looks = looking(agent, node, clock, wall=record(node.plugin_dir)[0] + 0.1)
+        await looks.look()
+        async with rival(node, ids=("theirs",)):
+            looks.changed(node.plugin_dir / "rival.sock")
+            await looks.look()
+        looks.changed(node.plugin_dir / "rival.sock")
+        await looks.look()
+        clock.now = clock.start + SETTLED + 0.1
+        await looks.look()
+        await until(lambda: node.resources[TOY].healthy == {"a", "b"})
+        await stays_well(node, agent)
+
+
 async def test_what_the_kubelet_has_is_left_alone(node: SimulatedKubelet) -> None:
     async with running(node) as agent:
         await stays_well(node, agent)

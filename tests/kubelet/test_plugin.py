@@ -748,6 +748,30 @@ async def test_an_id_that_leaves_again_while_an_allocate_waits_for_it_is_not_giv
             assert await waits == {"a": False}
 
 
+async def test_an_id_of_a_name_that_another_plugin_takes_while_an_allocate_waits_is_not_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet has the other plugin's list by then, and would crash at our reply."""
+    clock = Clock(monkeypatch)
+    plugin = Plugin(TOY, nothing)
+    lists = Lists(plugin)
+    async with served(tmp_path / "s", plugin), connected(tmp_path / "s") as client:
+        lists.put("a", "b")
+        async with client.watch() as stream:
+            await listed(stream)
+            for change in (lists.drop, lists.put):
+                clock.now += COALESCE
+                change("a")
+                await listed(stream)
+            waits = asyncio.create_task(client.allocate("a"))
+            await until(lambda: plugin.allocating)
+            plugin.silence(True)
+            clock.now += 11 * COALESCE
+            pass_time(10 * COALESCE)
+            with pytest.raises(GRPCError, match=r"another plugin has registered example\.com/toy while"):
+                await waits
+
+
 async def test_an_id_that_is_back_is_given_a_second_after_the_last_record_of_a_kubelet_whose_disk_is_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

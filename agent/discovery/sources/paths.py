@@ -239,10 +239,10 @@ class DirectoryWatch:
 
     def _look(self, inotify: Inotify) -> _Watched:
         """Resolve the wanted names as they are now, and watch every directory that this depended on."""
-        trails = {directory: trail(directory) for directory in self._wanted}
+        trails = {directory: trail(directory) for directory in sorted(self._wanted)}
         ends = {found.end for found in trails.values() if found.end is not None}
-        places = {place for found in trails.values() for place, _ in found.steps} | ends
-        self._heal(self._refused.keys() - places)
+        places = sorted({place for found in trails.values() for place, _ in found.steps} | ends)
+        self._heal(self._refused.keys() - set(places))
         wds = {place: self._add(inotify, place, _WANTED if place in ends else _ON_THE_WAY) for place in places}
         directories: dict[Path, int] = {}
         aliases: dict[int, tuple[Path, ...]] = {}
@@ -283,7 +283,7 @@ class DirectoryWatch:
 
     def _heal(self, places: Iterable[str]) -> None:
         """Report that these places are watched now, or need not be."""
-        for place in list(places):
+        for place in sorted(places):
             if (trouble := self._refused.pop(place, None)) is not None:
                 trouble.healed()
 

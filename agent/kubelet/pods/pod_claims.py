@@ -130,7 +130,8 @@ class PodClaims:
         self._indexed: Checkpoint | None = None
         self._compared: Checkpoint | None = None  # the checkpoint that the claims were held against
         self._record: tuple[object, frozenset[str]] = (None, frozenset())  # which kubelet, and pods in its checkpoint
-        self._is_lost = False  # the kubelet has begun with another record, and the claims were not held against it yet
+        self._lost = Pods()
+        """Whom the record before had, where the kubelet has begun with another; the claims were not held against it yet."""
         self._asked_about: frozenset[str] = frozenset()  # the resources that were ours when both had been asked
         self._resent_at: tuple[Version | None] | None = None  # the checkpoint that lay there when lists were sent again
         self._pause = _WHILE_ENDING
@@ -347,17 +348,20 @@ class PodClaims:
         """Find the claims that the kubelet has forgotten, and those of two pods; with a List's answer also those that run."""
         await self._index(checkpoint)
         self._note_record(checkpoint)
-        self._compared, lost, self._is_lost = checkpoint, self._is_lost, False
+        self._compared, had, self._lost = checkpoint, self._lost, Pods()
+        lost = bool(had)
         if checkpoint is None:  # a kubelet that has run all the while, or has just listed, still knows what it says
-            kubelet, (before, had) = self._kubelet(), self._record
+            kubelet, (before, pods) = self._kubelet(), self._record
             if present is not None:
-                self._record = kubelet, had
+                self._record = kubelet, pods
             if not (lost := kubelet not in (None, before)):
                 return
         shown = {slot: Pods(self.pods(slot)) for slot in present or ()}
         slots = [held.slot for held in self._ledger.held()]
-        looks = bool(slots) and (present is not None or self._ledger.misses(self._given))
+        looks = bool(slots) and (present is not None or lost or self._ledger.misses(self._given))
         running = await self._running() if looks else None
+        if checkpoint is not None and running is not None:
+            lost = not had.isdisjoint(running)  # whom it lacks may have ended before it began, while we stood still
         changed: list[Held] = []
         async for batch in in_batches(slots):
             record = {slot: Pods(self._given[slot]) for slot in batch if slot in self._given}
@@ -383,14 +387,15 @@ class PodClaims:
     def _note_record(self, checkpoint: Checkpoint | None) -> None:
         """Note with which record the kubelet has begun: it reads its checkpoint at its start, and never removes it.
 
-        One that lacks all pods of the record before has lost it. This must be seen before any of them has ended, or it looks
-        the same: so it is looked at before the first list that a kubelet is sent, and before a List.
+        One that lacks all pods of the record before has lost it, unless they had ended. Where no cgroups tell, this must be
+        seen before any of them has ended: so it is looked at before the first list that a kubelet is sent, and before a List.
         """
         if checkpoint is None:
             return
         (before, had), kubelet = self._record, self._kubelet()
         self._record = kubelet, Pods(entry.pod_uid for entry in checkpoint.entries)
-        self._is_lost |= bool(had) and kubelet != before and had.isdisjoint(self._record[1])
+        if kubelet != before and had.isdisjoint(self._record[1]):
+            self._lost |= had
 
     def stream_ended(self) -> None:
         """Note the record of a kubelet that may be gone: the pods that it has dropped since are no loss of the next one's."""

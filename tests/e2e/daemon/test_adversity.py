@@ -84,18 +84,6 @@ async def test_a_forbidden_plugin_directory_is_waited_for(bare_node: Node) -> No
     assert len(agent.said("plugin-directory-unusable")) == 1
 
 
-async def test_a_plugin_directory_that_is_removed_and_made_again_is_used_again(node: Node) -> None:
-    node.mknod("w1")
-    async with node.agent():
-        await node.healthy("w1")
-        await node.kubelet.stop()
-        node.remove(node.plugin_dir)
-        node.mknod("w2")
-        await node.kubelet.start()
-        await node.registered()
-        await node.healthy("w1", "w2")
-
-
 async def test_a_plugin_directory_with_a_long_path_is_served(tmp_path: Path) -> None:
     home = tmp_path.parent  # whose name is not already too long
     root = home / ("long" + "g" * (75 - len(f"{home}/long/device-plugins")))

@@ -559,6 +559,22 @@ async def test_a_kubelet_that_has_run_all_the_while_has_forgotten_nothing_whatev
     agent.witnesses.close()
 
 
+@pytest.mark.parametrize("runs", [True, False])
+async def test_a_record_that_lacks_only_pods_that_have_ended_was_not_lost(
+    forgetful: Forgetful, pods: Pods, runs: bool
+) -> None:
+    """An Allocate that a stopped agent read after the kubelet's end was withheld from every pod, for good."""
+    forgetful.record(UID, device_id="b")
+    await forgetful.ask(after=1)
+    forgetful.run(runs=runs)
+    forgetful.ledger.allocate([held("a")], forgetful.now)  # by a kubelet that ends before it reads the reply
+    forgetful.restart()
+    forgetful.record()
+    async with limit():
+        await forgetful.witnesses.confirm(TOY, lambda: {"a", "b"})
+    assert ((TOY, "a") in forgetful.ledger.forgotten()) is runs
+
+
 async def test_what_ended_before_a_kubelets_restart_ends(forgetful: Forgetful, pods: Pods) -> None:
     forgetful.record(UID)
     await forgetful.ask(after=1)
