@@ -174,8 +174,7 @@ def _nothing(found: Survey, name: str) -> Finding:
     if not (left := _left(found, name)):
         paths = ", ".join(sorted(_paths_of(found.inventory, name)))
         kind = found.inventory.kind(name)
-        own = [it for _, it in found.problems if it.subject == name] or _problems_of_paths(found, name)
-        missing = _first([it.sentence.removeprefix(f"{name}: ").rstrip(".") for it in own]) or (
+        missing = _first([it.sentence.removeprefix(f"{name}: ").rstrip(".") for it in problems_of(found, name)]) or (
             f"no device node is at {paths}" if paths else f"the backend {kind} finds no such hardware on this node"
         )
         return warning(
@@ -194,6 +193,11 @@ def _first(reasons: Sequence[str]) -> str:
 def _paths_of(inventory: Inventory, name: str) -> Iterator[str]:
     resource = inventory.resource(name)
     return node_paths(resource.spec.options) if resource is not None else iter(())
+
+
+def problems_of(found: Survey, name: str) -> list[Problem]:
+    """What is wrong with a resource itself, or with what is at its paths."""
+    return [it for _, it in found.problems if it.subject == name] or _problems_of_paths(found, name)
 
 
 def _problems_of_paths(found: Survey, name: str) -> list[Problem]:
