@@ -62,7 +62,7 @@ def test_every_problem_is_printed_and_the_exit_code_is_2(file: Path) -> None:
     assert result.exit_code == 2
     assert result.stdout.splitlines() == [
         f"{file}:2: agent.resinc: there is no key 'resinc'; did you mean 'resync'?",
-        f"{file}:3: agent.probe: expected a duration such as '5s', got 1",
+        f"{file}:3: agent.probe: expected a duration such as '5s', got 1; write: \"1s\"",
     ]
 
 
