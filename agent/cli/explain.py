@@ -12,7 +12,7 @@ from agent.cli import connection, device_argument, device_history, options, outp
 from agent.cli.output import advised, bold, echo, wrapped
 from agent.console import advice
 from agent.console.client import NoDaemonError, WrongNameError
-from agent.console.views import ENDS, Explanation, Gift, Signal
+from agent.console.views import ENDS, Explanation, Fault, Gift, Signal
 from agent.inventory.device_names import name_of
 from agent.runtime.errors import some
 
@@ -95,6 +95,7 @@ def lines(it: Explanation) -> Iterator[str]:
     yield from _section(
         "Happened in the last 24 hours", (wrapped(device_history.happened(one), 2, 4) for one in it.notes[-_NOTES:])
     )
+    yield from _section("Last fault", map(_fault, (it.fault,) if it.fault is not None else ()))
     yield from _section("Problems", (wrapped(one.message, 2, 4) for one in it.problems))
     yield from _section("Read", _read(it))
     if it.gift is not None:
@@ -122,7 +123,7 @@ def _verdict(it: Explanation) -> Iterator[str]:
 
 def _advice(it: Explanation) -> Iterator[str]:
     """What its reason means, what to do, and what ends it; what its signals wait for is said with each."""
-    found = advice.of_device(it, name_of(it.attributes))
+    found = advice.of_device(it, name_of(it.attributes), it.node)
     return advised(advice.told(found) if found is not None else ())
 
 
@@ -140,6 +141,11 @@ def _signal(one: Signal, *, ends: bool) -> str:
     ending = f", ends with {with_}" if with_ else ""
     said = f"{one.reason} ({one.verdict}{counts}{ending}) since {output.moment(one.since)}: {one.message}"
     return wrapped(said, 2, 4)
+
+
+def _fault(it: Fault) -> str:
+    when = f"from {output.moment(it.begins)} until {output.moment(it.ends)}"
+    return wrapped(f"{it.reason} {when}, {it.by}: {it.message}", 2, 4)
 
 
 def _read(it: Explanation) -> Iterator[str]:

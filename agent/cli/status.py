@@ -98,7 +98,7 @@ def _troubles(shown: Status, is_tight: bool) -> Iterator[str]:
     for name, why in complaints:
         yield wrapped(f"{name}: {why}", 0, 2)
     if any(resource.overtaken for resource in shown.resources):
-        yield from _advised(advice.advice("overtaken"))
+        yield from _advised(advice.advice("overtaken", node=shown.node))
     for alike in _with_one_reason(_together(bad)):
         told = alike[:_TOLD] if is_tight else alike
         for resource, device in told:
@@ -106,14 +106,16 @@ def _troubles(shown: Status, is_tight: bool) -> Iterator[str]:
             yield from output.advised([("held", ", ".join(device.pods))] if device.pods else ())
         if more := [device.name or device.key for _, device in alike[len(told) :]]:
             yield wrapped(f"and {len(more)} more with {alike[0][1].reason}: {some(more, output.NAMED)}", 0, 2)
-        yield from _advice(alike[-1][1])
+        yield from _advised(advice.of_device(alike[-1][1], alike[-1][1].name, shown.node))
     if lacking := [one for one in shown.unclaimed if one.resource or not is_tight]:
         yield "\n" + bold("NOT OFFERED")
         for one in lacking:
             yield _unclaimed(one)
             if one.resource:
                 yield from _advised(
-                    advice.advice(one.reason, one.why, device=one.device, name=one.name, hardware=one.hardware)
+                    advice.advice(
+                        one.reason, one.why, device=one.device, name=one.name, hardware=one.hardware, node=shown.node
+                    )
                 )
     if shown.problems:
         yield "\n" + bold("PROBLEMS")
@@ -142,10 +144,6 @@ def _with_one_reason(bad: Iterable[tuple[Resource, Device]]) -> Iterator[list[tu
         told = device.message if device.reason == _UNUSABLE else ""
         alike.setdefault((device.reason, told, device.besides, device.until), []).append((resource, device))
     yield from sorted(alike.values(), key=lambda same: _WORST_FIRST.index(same[0][1].condition))
-
-
-def _advice(device: Device) -> Iterator[str]:
-    return _advised(advice.of_device(device, device.name))
 
 
 def _advised(it: advice.Advice | None) -> Iterator[str]:
