@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from agent.console.advice import REASONS, UNKNOWN, UNUSABLE, Advice, of_xid
+from agent.console.advice import NVIDIAS, REASONS, UNKNOWN, UNUSABLE, Advice, of_xid
 from backends.gpu.nvidia.xid import XIDS
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "troubleshooting.md"
@@ -43,6 +43,10 @@ def _lines() -> Iterator[str]:
         "them make a GPU unhealthy is the resource's [`xids`](gpu.md#health). All that the catalog lists and is not here are "
         f"exceptions in engines, as 68 is. What makes a GPU unhealthy ends {_filled(of_xid(79).ends)}."
     )
+    yield ""
+    yield "| NVIDIA says | that is |"
+    yield "| --- | --- |"
+    yield from (f"| {action} | {NVIDIAS[action]} |" for action in dict.fromkeys(it for _, it in XIDS.values()))
     yield ""
     yield "| XID | it means | NVIDIA says | what to do now |"
     yield "| --- | --- | --- | --- |"

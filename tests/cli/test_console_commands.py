@@ -306,6 +306,21 @@ def test_each_trouble_says_what_it_means_what_to_do_and_what_ends_it(daemon: Fak
     assert "run   modprobe nvidia && echo 0000:60:00.0 > /sys/bus/pci/drivers_probe" in said
 
 
+def test_commands_of_every_face_name_the_node_as_the_daemon_does(daemon: FakeDaemon, run: Run) -> None:
+    daemon.shown = replace(broken().shown, node="gpu-17")
+    assert "kubectl drain gpu-17 " in run("status").output
+    it = Explanation("GPU-2", "gpu", "1", resource="a.b/c", state="Unhealthy", reason="xid-79", node="gpu-17")
+    assert any("kubectl drain gpu-17 " in line for line in lines(it))
+
+
+def test_replies_and_events_have_the_name_that_a_person_knows(daemon: FakeDaemon, run: Run) -> None:
+    event = Event(1, 1500.0, "allocated", "nvidia.com/gpu", "GPU-1, GPU-2", name="nvidia0, nvidia1")
+    assert "nvidia.com/gpu nvidia0, nvidia1 (GPU-1, GPU-2)" in event_line(event)
+    assert "nvidia.com/gpu GPU-1 " in event_line(replace(event, name="", device="GPU-1", message="x"))
+    daemon.name = "nvidia0"
+    assert "nvidia0 (GPU-1)" in run("undrain", "GPU-1").output
+
+
 def test_no_colours_where_there_is_no_terminal(run: Run, daemon: FakeDaemon) -> None:
     daemon.shown = troubled().shown
     assert "\x1b" not in run("status").output
