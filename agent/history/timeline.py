@@ -23,7 +23,10 @@ GONE: Final = "Gone"
 """On no list, or kept there for the pod that holds it."""
 UNKNOWN: Final = "Unknown"
 
-_MOMENT: Final = 0.001  # seconds that it has been as it is now, at least; what a daemon finds is noted as of its begin
+_MOMENT: Final = 0.001  # seconds that it has been as it is now, at least
+_JITTER: Final = (
+    0.1  # seconds; what a daemon finds is noted as of its begin, by two clocks that are read one after the other
+)
 _NOT_RUNNING: Final = "Fairlead did not run"
 _FORGOTTEN: Final = "it is not kept any more: too much has happened since"
 
@@ -172,7 +175,7 @@ def _without_gaps(told: Sequence[Period], watched: Sequence[tuple[float, float]]
         whole = [Period(max(it.begins, start), min(it.ends, end), it.condition) for it in told]
         inside = [it for it in whole if it.begins < it.ends]
         if start > told[0].begins:  # a daemon began: what it found is how it was from then on
-            late = [it for it in inside if it.begins - start <= _MOMENT]
+            late = [it for it in inside if it.begins - start <= _JITTER]
             inside[: len(late)] = [Period(start, late[-1].ends, late[-1].condition)]
         yield from inside
         at = end
