@@ -496,23 +496,6 @@ _DONE_TO_XID: Final[Mapping[str, tuple[str, str]]] = {
 does not see that reset, so that `undrain` has to say it."""
 
 
-NVIDIAS: Final[Mapping[str, str]] = {
-    "RESTART_APP": "start the application again",
-    "IGNORE": "nothing is to be done at once",
-    "RESET_GPU": "reset the GPU",
-    "RESTART_BM": "restart the bare metal: reboot the node",
-    "RESTART_VM": "restart the virtual machine that has the GPU",
-    "CHECK_MECHANICALS": "look at the card, its slot and its power cables",
-    "WORKFLOW_XID_48": "go by NVIDIA's instructions for XID 48, an ECC error of two bits",
-    "WORKFLOW_NVLINK_ERR": "go by NVIDIA's instructions for errors of NVLink",
-    "WORKFLOW_NVLINK5_ERR": "go by NVIDIA's instructions for errors of NVLink of the fifth generation",
-    "XID_154": "do what the line of an XID 154 beside it asks for",
-    "UPDATE_SWFW": "update the driver or the firmware",
-    "CONTACT_SUPPORT": "ask NVIDIA's or the hardware's support",
-}
-"""Immediate action of NVIDIA's XID catalog → what the word says, which its users have to know."""
-
-
 def advice(
     reason: str, message: str = "", *, device: str = "", name: str = "", hardware: tuple[str, ...] = (), node: str = ""
 ) -> Advice | None:
