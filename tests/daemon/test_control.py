@@ -228,11 +228,8 @@ async def test_what_has_ended_is_told_with_when_it_was_and_what_ended_it(node: N
         await until(lambda: agent.control.history("card 0").periods[-1].state == "Healthy")
         fault = agent.control.explain("card 0").fault
         assert fault is not None
-        assert (fault.reason, fault.begins, fault.by) == (
-            "xid-79",
-            pytest.approx(began, abs=0.1),
-            "ended by `fairlead undrain`",
-        )
+        assert (fault.reason, fault.by) == ("xid-79", "ended by `fairlead undrain`")
+        assert fault.begins == pytest.approx(began, abs=0.1)
         assert fault.ends >= agent.control.history("card 0").periods[-2].begins
         said = [*explained(agent.control.explain("card 0"))]
         assert any(line.startswith("  xid-79 from ") and "ended by `fairlead undrain`" in line for line in said)
