@@ -322,7 +322,8 @@ class AgentControl:
         """The newest `last` events kept, then, to follow, every one as it happens."""
         inventory = self._parts.node.inventory
         async for event in self._parts.events.watch(last, follow=follow):
-            slots = (inventory.slot(event.resource, it) for it in event.device.split(", ") if not event.name)
+            resources = () if event.name else (event.resource,) if event.resource else inventory.names()
+            slots = (inventory.slot(name, it) for it in event.device.split(", ") for name in resources)
             names = (name_of(slot.device.attributes) for slot in slots if slot is not None and slot.device is not None)
             yield replace(event, name=event.name or ", ".join(dict.fromkeys(filter(None, names))))
 

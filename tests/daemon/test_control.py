@@ -212,6 +212,35 @@ async def test_a_drain_names_its_ids_and_those_that_pods_keep(node: Node) -> Non
         ]
 
 
+async def test_events_and_replies_name_a_device_as_a_person_does_also_once_it_has_gone(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Named(Cards):
+        def discover(self, unit: str) -> Discovery:
+            (device,) = super().discover(unit).devices
+            return Discovery((replace(device, attributes={"name": (f"toy{unit[-1]}",)}),))
+
+    monkeypatch.setattr(list_warnings, "_PAUSE", 0.0)
+    backend = Named()
+    async with node.running(cards(), backends={"cards": backend}) as agent:
+        await node.has(CARDS, healthy=4)
+        await node.kubelet.admit(pod("p", 1, CARDS))
+        for line in (
+            {"event": "drained", "device": "card 1::0", "reason": "by the node's annotation"},
+            {"event": "allocated", "resource": CARDS, "ids": ["card 1::0", "card 1::1"]},
+            {"event": "device-changed", "resource": CARDS, "device": "card 0", "called": "Toy toy0"},
+        ):
+            agent.control._parts.events.note(line)
+        await until(lambda: len([*agent._shortfall.offered]) == 2)
+        backend.there = ["card 1"]
+        agent.discoverers["cards"].rescan()
+        await until(lambda: agent._shortfall.former)
+        assert (await agent.control.drain("card 0", "", None)).name == "toy0"
+        assert (await agent.control.undrain("card 0")).name == "toy0"
+        names = {it.kind: it.name async for it in agent.control.watch(100, follow=False)}
+        assert (names["drained"], names["allocated"], names["device-changed"]) == ("toy1", "toy1", "Toy toy0")
+
+
 async def test_what_has_ended_is_told_with_when_it_was_and_what_ended_it(node: Node) -> None:
     async with node.running(cards(), backends={"cards": Cards()}) as agent:
         await node.has(CARDS, healthy=4)
