@@ -311,6 +311,7 @@ async def test_how_a_device_was_is_told_by_any_of_its_names_also_once_it_is_gone
     monkeypatch.setattr(list_warnings, "_PAUSE", 0.0)
     async with node.running(toys(2)) as agent:
         await node.has(TOY, healthy=2)
+        await until(lambda: TOY in agent.control._parts.node.history._compared)
         node.say("stub-1 unhealthy its fan is stuck")
         await node.has(TOY, healthy=1, unhealthy=1)
         await node.kubelet.admit(pod("p", 1, TOY))
