@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from agent.config import kubevirt_defaults
+from agent.config import file
 from bench import messages, processes
 from bench.figures import Figure, figure, table
 from bench.kubelet import Kubelet
@@ -100,7 +100,7 @@ def storms(other: str, seconds: float) -> list[list[float]]:
 
 def _start(code: Path) -> tuple[float, float]:
     """How long it took, in ms, and the memory after it, in MB."""
-    resources = kubevirt_defaults.TABLES["resource"]
+    resources = file._DEFAULTS["resource"]
     with tempfile.TemporaryDirectory() as home:
         agent = Agent(
             Path(home, "a"), [Offer(it["name"], it["paths"][0]["path"], it["count"]) for it in resources], code=code

@@ -42,7 +42,7 @@ _WRAPPED: Final = (
     ("agent.daemon.node", "Node.scanned", "what has changed"),
     ("agent.daemon.node", "Node._commit", "inventory and health"),
     ("agent.kubelet.plugin", "Plugin.publish", "snapshots"),
-    ("agent.kubelet.encoded_list", "EncodedList.message", "stream woken, what pods hold"),
+    ("agent.kubelet.plugin", "EncodedList.message", "stream woken, what pods hold"),
     ("agent.kubelet.transport.connection", "Connection.data_received", "loop woken"),
     ("agent.kubelet.plugin", "Plugin._allocate", "HTTP/2 and grpclib in"),
     ("agent.kubelet.allocation", "Allocator.allocate", "request read"),

@@ -3,13 +3,60 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 _ROOT: Final = Path(__file__).parents[1]
 _GENERATED: Final = _ROOT / "agent" / "kubelet" / "api"
 _LINES, _FILES, _ROOMS = 600, 24, 18
+_SHORT: Final = 120
+_APART: Final = {
+    **dict.fromkeys(
+        (
+            "backends/cex/health.py",
+            "backends/infiniband/health.py",
+            "backends/sriov/health.py",
+            "backends/vfio/health.py",
+            "backends/mdev/devices.py",
+            "backends/sriov/devices.py",
+        ),
+        "every backend's folder has these files: who reads a second one knows where to look",
+    ),
+    **dict.fromkeys(
+        (
+            "backends/chardev/node_owners.py",
+            "backends/gpu/amd/kfd.py",
+            "backends/gpu/nvidia/gke.py",
+            "backends/gpu/nvidia/mig.py",
+            "backends/gpu/nvidia/mps.py",
+            "backends/gpu/wedged.py",
+            "backends/infiniband/events.py",
+            "backends/solarflare/onload.py",
+            "backends/sriov/variables.py",
+            "backends/vfio/vgpu_types.py",
+        ),
+        "a foreign format or program, with its source: it changes when that does",
+    ),
+    **dict.fromkeys(
+        ("agent/kubelet/pods/cgroups.py", "agent/kubelet/transport/http2/header_blocks.py"),
+        "the kernel's format, and RFC 7541's: read beside those, not beside what uses them",
+    ),
+    **dict.fromkeys(
+        (
+            "agent/console/doctor/cdi.py",
+            "agent/console/doctor/http.py",
+        ),
+        "one of a row: each file has the checks of one subject",
+    ),
+    "agent/importing/readers/mediated.py": "a section of KubeVirt's configuration with rules of its own",
+    "agent/importing/writing.py": "what is read is one way, what is written the other",
+    "agent/daemon/boot.py": "which boot this is, and what lasts for it: no wiring",
+    "agent/discovery/slow_reads.py": "reads that hang, apart from what is done with those that end",
+    "agent/discovery/sources/entries.py": "the kernel's records of inotify, beside what is watched",
+}
+"""Short files that one neighbour alone uses, and why they are apart all the same."""
 
 
 def _files() -> list[Path]:
@@ -20,6 +67,31 @@ def _files() -> list[Path]:
 def test_no_file_is_too_long_to_read_in_one_go() -> None:
     lengths = {str(path.relative_to(_ROOT)): len(path.read_text().splitlines()) for path in _files()}
     assert {name: lines for name, lines in lengths.items() if lines > _LINES} == {}
+
+
+def test_a_short_file_that_one_neighbour_alone_uses_is_a_part_of_it() -> None:
+    """Each change of file costs a reader more than a longer one does."""
+    used: defaultdict[Path, set[Path]] = defaultdict(set)
+    for path in _files():
+        for module in _imported(path):
+            used[module].add(path)
+    short = {path for path in _files() if path.name != "__init__.py" and len(path.read_text().splitlines()) < _SHORT}
+    alone = {it for it in short if len(used[it]) == 1 and next(iter(used[it])).parent == it.parent}
+    assert {str(it.relative_to(_ROOT)) for it in alone if not _collects(next(iter(used[it])))} == _APART.keys()
+
+
+def _collects(path: Path) -> bool:
+    """Is this a package's face, which only passes on what its modules have?"""
+    return path.name == "__init__.py"
+
+
+def _imported(path: Path) -> Iterator[Path]:
+    """The files of ours that a file imports, or imports from."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            package = _ROOT.joinpath(*node.module.split("."))
+            for name in node.names:
+                yield next(filter(Path.is_file, (package / f"{name.name}.py", package.with_suffix(".py"))), package)
 
 
 def test_no_folder_has_more_files_than_a_reader_takes_in_at_once() -> None:

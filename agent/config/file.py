@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from agent.config import kubevirt_defaults, syntax, typed
+from agent.config import syntax, typed
 from agent.config.model import AgentConfig, Config, HttpConfig, KubernetesConfig
 from agent.config.problems import ConfigError, ConfigProblem, Problems
 from agent.config.resources import Registry, read_resources
@@ -44,9 +44,7 @@ def load(path: Path | None = None, registry: Registry = installed, default: Path
         data = files.read(path or default, MOST_BYTES)
     except FileNotFoundError as error:
         if path is None:
-            return replace(
-                read_tables(kubevirt_defaults.TABLES, Problems(default, ""), registry, source=None), read_at=now
-            )
+            return replace(read_tables(_DEFAULTS, Problems(default, ""), registry, source=None), read_at=now)
         raise _unreadable(path, error) from error
     except OSError as error:
         raise _unreadable(path or default, error) from error
@@ -102,3 +100,29 @@ def _unreadable(file: Path, error: OSError) -> ConfigError:
 
 def _failure(file: Path, line: int | None, sentence: str) -> ConfigError:
     return ConfigError((ConfigProblem(file, line, "", sentence),))
+
+
+# --- what is offered where there is no configuration file: the devices that KubeVirt's virtual machines ask for ---
+
+_DEFAULT_TOKENS: Final = 1000  # as many as KubeVirt's own plugin offers of each
+
+_DEFAULT_NODES: Final = {
+    "kvm": "/dev/kvm",
+    "tun": "/dev/net/tun",
+    "vhost-net": "/dev/vhost-net",
+    "vhost-vsock": "/dev/vhost-vsock",
+    "sev": "/dev/sev",
+}
+
+_DEFAULTS: Final[dict[str, Any]] = {
+    "resource": [
+        {
+            "name": f"devices.kubevirt.io/{name}",
+            "backend": "chardev",
+            "paths": [{"path": path}],
+            "count": _DEFAULT_TOKENS,
+        }
+        for name, path in _DEFAULT_NODES.items()
+    ]
+}
+"""The set as TOML would give it."""

@@ -28,8 +28,7 @@ from agent.kubelet.api.v1beta1 import (
     PreStartContainerRequest,
     PreStartContainerResponse,
 )
-from agent.kubelet.protobuf import MalformedError
-from agent.kubelet.wire import Codec, messages
+from agent.kubelet.wire import Codec, MalformedError, messages
 from agent.simulation.clock import Clock
 
 DIAL_TIMEOUT: Final = 10.0  # seconds (kubelet contract: A1)

@@ -1,6 +1,6 @@
 """Bundles: devices of several nodes and mounts, one of each path of a group.
 
-A unit is a group, `bundle:<resource>`, since one node more or less may move all pairs (see `pairing`). The directories
+A unit is a group, `bundle:<resource>`, since one node more or less may move all pairs (see `pair`). The directories
 that wildcards match are units too, `bundle:/dev/…`, so that they are watched. A bundle's ID is the path below /dev of the
 node that only it has, so that it does not depend on other bundles. If its other members change, its identity does: a pod
 that holds the ID keeps it, as one whose device was replaced.
@@ -8,9 +8,9 @@ that holds the ID keeps it, as one whose device was replaced.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import ClassVar, Final, TypeAlias, TypeVar
+from typing import ClassVar, Final, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -33,7 +33,6 @@ from backends.base import (
     Verdict,
     Watches,
 )
-from backends.chardev.bundle_pairing import Bundle, Matches, pair
 from backends.chardev.finder import Finder
 from backends.chardev.groups import Group
 from backends.chardev.options import PathOption
@@ -53,6 +52,52 @@ from backends.interface.known_devices import Known
 from backends.linux.behind import Behind, behind
 from backends.linux.globs import Glob, is_glob
 from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node, links_to_file, numa_node
+
+# --- how bundles are put together: generic-device-plugin's rule, and their names ---
+#
+# Each path's matches are sorted, and the list of them is repeated `limit` times; the n-th bundle takes the n-th entry
+# of every path. There are as many bundles as the path with the most matches has matches, but no more than the
+# shortest of the repeated lists has entries. Paths that are optional and match nothing do not count; a required one
+# leaves no bundle.
+
+Match = TypeVar("Match", bound=Hashable)
+
+
+class Matches(Struct, Generic[Match], frozen=True):
+    """What one path of a bundle matches, sorted."""
+
+    found: Sequence[Match]
+    limit: int = 1
+    optional: bool = False
+
+
+class Bundle(Struct, Generic[Match], frozen=True):
+    """One match of every path; None where an optional path has none."""
+
+    members: tuple[Match | None, ...]
+    named: tuple[int, ...]
+    """The paths whose matches tell this bundle from all others."""
+
+
+def pair(paths: Sequence[Matches[Match]], names: Sequence[int]) -> list[Bundle[Match]]:
+    """The bundles that these matches make.
+
+    A bundle is named after the match that no other bundle has, so that it keeps its name whatever happens to other
+    matches: that of the first path of `names` (an order of preference) whose matches are not repeated. Where all
+    are, it is named after all that it holds, which no other does: the path with the most matches repeats none.
+    """
+    present = [path for path in paths if path.found or not path.optional]
+    if not present:
+        return []
+    most = max(len(path.found) for path in present)
+    length = min(most, *(len(path.found) * path.limit for path in present))
+    sole = next(((k,) for k in names if paths[k].found and paths[k].limit == 1), None)
+    named = sole or tuple(k for k, path in enumerate(paths) if path.found)
+    return [
+        Bundle(tuple(path.found[n % len(path.found)] if path.found else None for path in paths), named)
+        for n in range(length)
+    ]
+
 
 _TOLD: Final = 5  # of problems that are alike
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, Final
 
+from msgspec.structs import replace
+
 from backends.base import (
     ALL,
     ANY_SUBSYSTEM,
@@ -26,13 +28,14 @@ from backends.base import (
     Uevent,
     Watches,
 )
-from backends.chardev import whole_directories
+from backends.chardev import named_nodes
 from backends.chardev.finder import Finder
 from backends.chardev.groups import Group
 from backends.chardev.paths import (
     MOST_MATCHES,
     WantedPaths,
     container_node,
+    container_path,
     default_permissions,
     first_matches,
     node_attributes,
@@ -43,7 +46,16 @@ from backends.chardev.paths import (
 from backends.interface.known_devices import Known
 from backends.linux.behind import behind
 from backends.linux.globs import is_glob
-from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node, directory, numa_node
+from backends.linux.nodes import (
+    DeviceNode,
+    Fault,
+    NoNodeError,
+    device_node,
+    directory,
+    links_to_file,
+    nodes_below,
+    numa_node,
+)
 
 _NONE: Final = frozenset[str]()  # one for all: each takes 216 bytes
 
@@ -110,7 +122,7 @@ class Nodes(Finder):
             if real is not None and real.text != unit:
                 others = {taker.resource for taker in self._wanted.takers(real.text)}
                 takers = [group for group in takers if group.resource not in others]
-            devices = tuple(whole_directories.device(self.host, group, unit, self._permissions) for group in takers)
+            devices = tuple(whole_directory(self.host, group, unit, self._permissions) for group in takers)
         except NoNodeError as error:
             if unit in self._wanted.literals or error.fault is not Fault.DIRECTORY:  # /dev/input/* takes by-id, too
                 problems.append(Problem(unit, error.sentence))
@@ -159,7 +171,7 @@ class Nodes(Finder):
         """All uevents, and the directories of all paths, since nodes and links are also made by hand or by udev."""
         listed = (path for unit in known for path in (unit, unit.rpartition("/")[0]))
         every = (device for devices in known.values() for device in devices)
-        whole = {path for device in every for path in whole_directories.directories(device)}
+        whole = {path for device in every for path in directories_in(device)}
         return Watches(frozenset({ANY_SUBSYSTEM}), frozenset(self._wanted.directories(listed) | whole))
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
@@ -211,3 +223,47 @@ def _ids(group: Group, path: str) -> tuple[str, ...]:
         return tokens(path, count)
     name = HostPath(path).name
     return tuple(f"{name}{n}" for n in range(count))
+
+
+# --- one device of a directory such as /dev/snd: of every node below it ---
+#
+# What is plugged in later joins the device, which stays the same to a pod that has it: only new pods get the new
+# nodes.
+
+
+def whole_directory(host: Host, group: Group, unit: str, permissions: str) -> Device:
+    """The device that the directory at the path `unit` is; its nodes have these permissions by default.
+
+    Raises:
+        NoNodeError: it cannot be listed, or has no node.
+    """
+    path = HostPath(unit)
+    found = nodes_below(host, path, MOST_MATCHES)
+    if not found:
+        raise NoNodeError(Fault.DIRECTORY, f"{path} is a directory with no device node below it")
+    option = group.options.paths[0]
+    inside = container_path(option, path)
+    own = named_nodes.hardware(found)
+    hardware = frozenset({f"shared:{group.resource}{path}"}) if option.shared else own | {f"directory:{path}"}
+    links = frozenset(f"path:{target}" for target in links_to_file(host, path))
+    numa_nodes = {numa_node(host, node) for _, node in found} - {None}
+    nodes = [(container_node(option, each, permissions), each.text.removeprefix(unit)) for each, _ in found]
+    return Device(
+        key=unit,
+        unit=unit,
+        resource=group.resource,
+        hardware=hardware,
+        exclusive=hardware,
+        depends=links | own if option.shared else links,
+        identity=unit,
+        nodes=tuple(replace(node, container_path=inside + below) for node, below in nodes),
+        numa_node=numa_nodes.pop() if len(numa_nodes) == 1 else None,
+        attributes={**node_attributes(found), "path": (unit,), "name": (path.name,), **group.attributes},
+    )
+
+
+def directories_in(device: Device) -> set[HostPath]:
+    """The directories to watch for such a device: itself, and those of its nodes; none for a device of another kind."""
+    return (
+        {HostPath(device.key), *(node.path.parent for node in device.nodes)} if device.identity == device.key else set()
+    )

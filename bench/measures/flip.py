@@ -10,7 +10,7 @@ from typing import Any, Final
 from agent.health import HealthBook
 from agent.health.flapping import WINDOW
 from agent.inventory.inventory import Inventory
-from agent.kubelet.encoded_list import EncodedList
+from agent.kubelet.plugin import EncodedList
 from backends.base import Device, Host, HostPath, Node, Resource, ResourceSpec, Signal, Verdict
 from backends.chardev import CharDev, CharDevOptions, PathOption
 from bench import messages

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cdi.definitions import Definitions
-from agent.cdi.foreign_names import ForeignNames
+from agent.cdi.foreign_names import Definitions, ForeignNames
 from agent.runtime.supervision.problems import Problems
 from backends.base import AllocationRefused, ContainerEdits, Host
 from backends.linux import files

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.config.model import HttpConfig
 from agent.config.typed import Listen
-from agent.console.http import viewers
+from agent.console.http import app
 from agent.daemon.reporting.event_log import Events
 from agent.daemon.supervisor import Agent
 from agent.discovery.backend_factory import make_backends
@@ -94,8 +94,8 @@ async def test_what_a_pod_holds_is_in_metrics_and_on_the_page(node: Node, monkey
 
 
 async def test_the_page_hears_of_a_device_that_fails(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(viewers, "_POLL", NEVER)  # an event tells of it
-    monkeypatch.setattr(viewers, "_COALESCE", 0.0)
+    monkeypatch.setattr(app, "_POLL", NEVER)  # an event tells of it
+    monkeypatch.setattr(app, "_COALESCE", 0.0)
     await node.kubelet.start()
     async with running(node) as face:
         await node.has(TOY, healthy=3)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.health import HealthBook
-from agent.health.deadlines import Deadlines
+from agent.health.book import Deadlines
 from tests.health.said import DELAYED, INFO, probe, signal
 
 names = st.sampled_from("abc")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from agent.inventory.inventory import Inventory
 from agent.model import Held
 from backends.base import Device
-from backends.chardev.bundle_pairing import Matches, pair
+from backends.chardev.bundles import Matches, pair
 from tests.fakes import KIND, Fake, device, held, resource
 
 A = "a.example/one"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agent.inventory.found_devices import Found
 from agent.inventory.slots import Listing
-from agent.kubelet.encoded_list import EncodedList
+from agent.kubelet.plugin import EncodedList
 from agent.model import HEALTHY, Health, Slot, State
 from agent.runtime import limits
 from tests.fakes import device, held

@@ -32,7 +32,7 @@ from agent.history.recorder import Recorder
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall
 from agent.kubelet.api.v1beta1 import ListAndWatchResponse
-from agent.kubelet.encoded_list import EncodedList
+from agent.kubelet.plugin import EncodedList
 from agent.model import Held, Slot
 from backends.base import (
     Backend,

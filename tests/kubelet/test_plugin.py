@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from agent.inventory.slots import Listing
 from agent.kubelet import plugin as plugin_module
-from agent.kubelet import protobuf, wire
+from agent.kubelet import wire
 from agent.kubelet.api.v1beta1 import (
     ContainerPreferredAllocationRequest,
     DevicePluginOptions,
@@ -37,8 +37,7 @@ from agent.kubelet.api.v1beta1 import (
     TopologyInfo,
 )
 from agent.kubelet.api.v1beta1 import Device as ListedDevice
-from agent.kubelet.encoded_list import EncodedList
-from agent.kubelet.plugin import COALESCE, CREDIT, Plugin
+from agent.kubelet.plugin import COALESCE, CREDIT, EncodedList, Plugin
 from agent.kubelet.transport.server import SocketServer
 from agent.model import HEALTHY, Slot, Snapshot
 from backends.base import AllocationRefused
@@ -411,10 +410,11 @@ async def test_a_request_that_names_thousands_of_devices_is_read_in_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     threads: list[bool] = []
+    whole = wire.fields
 
     def fields(data: bytes) -> Any:
         threads.append(threading.current_thread() is threading.main_thread())
-        return protobuf.fields(data)
+        return whole(data)
 
     monkeypatch.setattr(wire, "fields", fields)
     async with served(tmp_path / "s", Plugin(TOY, nothing)), connected(tmp_path / "s") as client:

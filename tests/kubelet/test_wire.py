@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from agent.kubelet import wire
 from agent.kubelet.api import v1
 from agent.kubelet.api import v1beta1 as api
-from agent.kubelet.protobuf import MalformedError, fields, varint
 from agent.kubelet.wire import (
     AllocateCall,
     Codec,
     DeviceList,
     Encoded,
+    MalformedError,
     PluginOptions,
     PodDevices,
     PreferredCall,
@@ -31,9 +31,11 @@ from agent.kubelet.wire import (
     encode_options,
     encode_preferred,
     encode_register,
+    fields,
     join_list,
     list_item,
     pod_devices,
+    varint,
 )
 from backends.base import ContainerEdits, HostPath, Mount, Node
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kubernetes.event_queue import BURST, REFILL, WAITING, Bucket, EventQueue
+from agent.kubernetes.event_sender import BURST, REFILL, WAITING, Bucket, EventQueue
 from agent.kubernetes.notices import Notice, Subject, node
 
 NODE = node("worker-1")

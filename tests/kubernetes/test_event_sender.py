@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agent.kubernetes.event_queue import BURST, REFILL
-from agent.kubernetes.event_sender import EventSender
+from agent.kubernetes.event_sender import BURST, REFILL, EventSender
 from agent.kubernetes.notices import Notice, Subject, node
 from agent.runtime.supervision.problems import Problems
 from tests.kubernetes.fakes import FakeApi

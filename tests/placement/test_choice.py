@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from agent.model import Health, Slot, State
 from agent.placement.affinity import Company, survey
 from agent.placement.choice import choose
-from agent.placement.search import Search
+from agent.placement.subsets import Search
 from backends.base import Device, Link, Placement
 from tests.placement.exhaustive import Exhaustive
 from tests.placement.machines import MACHINES, Machine, Slots, all_linked, dgx1, dgx2, hgx_h100, l40s, mi210

@@ -10,12 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.placement import search
+from agent.placement import subsets
 from agent.placement.affinity import SAME, survey
 from agent.placement.clusters import LINKED_MOST, Group, Part, Web, clusters
-from agent.placement.enumeration import are_few, enumerate_all
-from agent.placement.search import EXACT, Search
-from agent.placement.subsets import Member, best
+from agent.placement.subsets import EXACT, Member, Search, are_few, best, enumerate_all
 from backends.base import Link
 from tests.placement.machines import MACHINES, Machine, Slots, all_linked, dgx1, dgx2, hgx_h100, l40s, mi250x
 
@@ -74,7 +72,7 @@ def at_random(parts: int, slots: int, seed: int) -> tuple[Tables, Tables]:
 
 
 def test_a_small_search_goes_on_until_the_best_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "_EFFORT", 0)
+    monkeypatch.setattr(subsets, "_EFFORT", 0)
     for seed in range(20):
         tables, weights = at_random(8, 2, seed)
         assert Search(tables, weights).best(6)[0] == enumerate_all(tables, weights)[6][0]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from email.utils import formatdate
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
+import anyio
+import msgspec
 import structlog
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -15,13 +20,10 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from agent.console.control import Control
-from agent.console.http import prometheus_format, viewers
+from agent.console.http import prometheus_format
 from agent.console.http.metrics import exposition as all_metrics
 from agent.console.http.page import page
 from agent.console.http.page.page_parts import EVENTS, Picture
-from agent.console.http.responses import EventStream, Whole, as_json
-from agent.console.http.shared_answers import SharedAnswer
-from agent.console.http.viewers import Viewers
 from agent.console.probe_service import Health, verdict
 from agent.console.views import Event, Status
 from agent.runtime.chunked_work import in_slices
@@ -92,7 +94,7 @@ class Face:
 
     async def events(self, request: Request) -> Response:
         """What changes on the page, as it changes."""
-        if self.viewers.number >= viewers.MOST:
+        if self.viewers.number >= MOST_VIEWERS:
             return PlainTextResponse("too many pages are open\n", 503, {"retry-after": "30"})
         seen = request.headers.get("last-event-id") or request.query_params.get("seen", "")
         return EventStream(lambda: self.viewers.messages(seen))
@@ -141,3 +143,191 @@ class Face:
 def _with_ours(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     own = [] if any(name == _POLICY[0] for name, _ in headers) else [_POLICY]
     return [*headers, *own, *_HEADERS, (b"date", formatdate(time.time(), usegmt=True).encode())]
+
+
+# --- the live page's stream: it is drawn while viewers are connected, and each is sent what it does not have yet ---
+
+MOST_VIEWERS: Final = 32
+"""Pages that may be open at a time; half of all connections, so that scrapes and probes find one."""
+
+PING: Final = 5.0
+"""Seconds after which a viewer hears from us, if nothing happens; the page takes twice that for a lost connection."""
+
+_POLL: Final = 2.0  # seconds between two looks without an event: not all that is shown has one
+_COALESCE: Final = 0.2  # seconds between two looks in a burst of events
+_MESSAGE_CHARACTERS: Final = 32 * 1024  # of parts, in one message
+
+
+class Viewers:
+    """The browsers that have the page open."""
+
+    def __init__(self, control: Control, picture: Picture, assets: str) -> None:
+        """`assets` names the page's script and style: a page that has others loads itself again."""
+        self.number = 0
+        self._control = control
+        self._picture = picture
+        self._assets = assets
+        self._watched = asyncio.Event()
+        self._happened = asyncio.Event()
+        self._drawn = asyncio.Event()
+        self._told = 0  # the version that viewers were woken for last
+
+    async def run(self) -> None:
+        """Draw the page while a browser shows it, for ever."""
+        while True:
+            await self._watched.wait()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._listen)
+                while self.number:
+                    await self._look()
+                self._watched.clear()
+                tasks.cancel_scope.cancel()
+
+    async def _listen(self) -> None:
+        """Wake the drawing at each event."""
+        async with aclosing(self._control.watch(0, follow=True)) as events:
+            async for _ in events:
+                self._happened.set()
+
+    async def _look(self) -> None:
+        self._happened.clear()
+        await self._picture.refresh()
+        if self._picture.version != self._told:  # a browser that loads the page has it drawn, too
+            self._told = self._picture.version
+            self._drawn.set()
+            self._drawn = asyncio.Event()
+        await anyio.sleep(_COALESCE)
+        with anyio.move_on_after(_POLL):
+            await self._happened.wait()
+
+    async def messages(self, seen: str) -> AsyncGenerator[bytes, None]:
+        """Server-sent events for one viewer: first what it lacks, then what changes; `seen` is the last ID it had."""
+        run, _, number = seen.partition("-")
+        has = int(number) if run == self._picture.run and number.isdecimal() else 0
+        self.number += 1
+        self._watched.set()
+        try:
+            yield _message("hello", self._assets, "retry: 1000\n")
+            while True:
+                drawn, version = self._drawn, self._picture.version
+                for message in self._news(has):
+                    yield message
+                has = version
+                with anyio.move_on_after(PING):
+                    await drawn.wait()
+                    continue
+                yield _message("ping", time.time())
+        finally:
+            self.number -= 1
+
+    def _news(self, has: int) -> Iterator[bytes]:
+        """What has changed since that version, in messages of limited size; only the last one has the new version."""
+        picture = self._picture
+        version, parts, size = picture.version, dict[str, str](), 0
+        for name, html in picture.since(has).items():
+            parts[name] = html
+            size += len(html)
+            if size >= _MESSAGE_CHARACTERS:
+                yield _message("parts", parts)
+                parts, size = {}, 0
+        if version > has:
+            yield _message("parts", parts, f"id: {picture.run}-{version}\n")
+
+
+def _message(kind: str, data: object, more: str = "") -> bytes:
+    return b"%sevent: %s\ndata: %s\n\n" % (more.encode(), kind.encode(), as_json(data))
+
+
+# --- an expensive answer is made once for all clients that ask within a moment ---
+
+_T = TypeVar("_T")
+
+_SHARE: Final = 10  # it is kept for ten times the CPU time it took: making it again and again costs a tenth of a core
+
+
+class SharedAnswer(Generic[_T]):
+    """An answer that is made again once it is old."""
+
+    def __init__(
+        self,
+        make: Callable[[], Awaitable[_T]],
+        clock: Callable[[], float] = time.monotonic,
+        spent: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`spent` tells seconds of CPU: time in which the process stood still does not count."""
+        self._make = make
+        self._clock = clock
+        self._spent = spent
+        self._making = asyncio.Lock()
+        self._made: _T | None = None
+        self._until = 0.0
+        self._times = 0  # how often it was made
+
+    async def get(self) -> _T:
+        """The answer, made now or a moment ago; clients that ask while it is made share it."""
+        asked = self._times
+        async with self._making:
+            if self._made is None or (self._times == asked and self._clock() >= self._until):
+                began = self._spent()
+                self._made = await self._make()
+                self._until = self._clock() + _SHARE * (self._spent() - began)
+                self._times += 1
+            return self._made
+
+
+# --- answers: JSON, whole bodies in parts that a slow client cannot pile up, and the stream of the live page ---
+
+_PART_BYTES: Final = 32 * 1024
+
+
+def as_json(value: Any) -> bytes:
+    """A value as JSON, also with a file name in it that is no text. A status of 10,000 devices takes 3 ms, or then 30."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value)).encode()
+
+
+class Whole(Response):
+    """A body of any size, which several requests may share."""
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Answer, waiting after each part until it has been read."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        body = bytes(self.body)
+        for offset in range(0, len(body) or 1, _PART_BYTES):
+            more = offset + _PART_BYTES < len(body)
+            await send({"type": "http.response.body", "body": body[offset : offset + _PART_BYTES], "more_body": more})
+
+
+class EventStream(Response):
+    """Server-sent events, until the client goes."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, messages: Callable[[], AsyncGenerator[bytes, None]]) -> None:
+        super().__init__()
+        del self.headers["content-length"]
+        self._messages = messages
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send what there is, waiting after each message until it has been read."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        if scope["method"] != "HEAD":
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(functools.partial(_until_gone, receive, tasks.cancel_scope))
+                await self._send_all(send)
+                tasks.cancel_scope.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_all(self, send: Send) -> None:
+        messages = self._messages()
+        async with aclosing(messages):
+            async for message in messages:
+                await send({"type": "http.response.body", "body": message, "more_body": True})
+
+
+async def _until_gone(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Final
+from pathlib import Path
+from resource import RLIMIT_NOFILE, RUSAGE_SELF, getrlimit, getrusage
+from typing import Final, Literal
 
-from agent.console.http.process_metrics import process
 from agent.console.http.prometheus_format import head, histogram, sample
 from agent.console.views import Resource, Status
 from agent.inventory.shortfall import REASONS
@@ -20,7 +22,7 @@ _USUAL_REASONS: Final = ("healthy", "gone")  # the others are the backends' own
 def exposition(status: Status, counts: Counts) -> Iterator[str]:
     """All metrics, in pieces of a few lines; label values that are known in advance are there from the start."""
     yield from _about_us(status)
-    yield from process(status.started)
+    yield from process_samples(status.started)
     resources = (
         _devices,
         _device_healthy,
@@ -218,3 +220,29 @@ def _backends(status: Status, counts: Counts) -> Iterator[str]:
 def _duration(name: str, meaning: str, counted: Histogram) -> Iterator[str]:
     yield head(name, "histogram", meaning)
     yield from histogram(name, counted)
+
+
+# --- what this process takes of the machine, as every Prometheus client tells it (`process_*`) ---
+
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+def process_samples(started: float) -> Iterator[str]:
+    """The samples; `started` is in seconds since 1970. Where /proc is not to be read, without what it would tell."""
+    usage = getrusage(RUSAGE_SELF)
+    yield _process_sample("cpu_seconds_total", "counter", "User and system CPU time.", usage.ru_utime + usage.ru_stime)
+    yield _process_sample("start_time_seconds", "gauge", "When it started.", started)
+    yield _process_sample("max_fds", "gauge", "How many files it may open.", getrlimit(RLIMIT_NOFILE)[0])
+    try:
+        virtual, resident = map(int, Path("/proc/self/statm").read_text().split()[:2])
+        files, threads = (sum(1 for _ in Path("/proc/self", it).iterdir()) for it in ("fd", "task"))
+    except OSError:
+        return
+    yield _process_sample("virtual_memory_bytes", "gauge", "Virtual memory.", virtual * _PAGE)
+    yield _process_sample("resident_memory_bytes", "gauge", "Resident memory.", resident * _PAGE)
+    yield _process_sample("open_fds", "gauge", "Open files.", files)
+    yield _process_sample("threads", "gauge", "Threads.", threads)
+
+
+def _process_sample(name: str, kind: Literal["gauge", "counter"], meaning: str, value: float) -> str:
+    return f"# HELP process_{name} {meaning}\n# TYPE process_{name} {kind}\nprocess_{name} {value}\n"

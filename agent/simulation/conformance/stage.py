@@ -68,7 +68,8 @@ class Terms(Struct):
         hooks: `unplug` and `plug`, which take a device away and give it back.
         state: directories where the plugin keeps what it remembers; they are emptied before each scenario, whose pods are others.
         respawn: start the plugin again when it ends by itself, as a DaemonSet does.
-        known: the resources that the plugin has; the first scenario finds them.
+        known: the resources that the plugin has; the first scenario that starts it finds them.
+        is_tried: has a scenario started the plugin?
     """
 
     launch: Callable[[Path], Plugin]
@@ -81,6 +82,7 @@ class Terms(Struct):
     state: tuple[Path, ...] = ()
     respawn: bool = False
     known: set[str] = field(default_factory=set)
+    is_tried: bool = False
 
 
 class Stage:
@@ -164,8 +166,9 @@ class Stage:
         """The resource that pods ask for: the one with most devices, of several the first."""
         if self._subject:
             return self._subject
-        views = sorted(self.kubelet.resources.values(), key=lambda view: (-view.allocatable, -view.capacity, view.name))
-        return views[0].name if views else ""
+        views = self.kubelet.resources.values()
+        best = min(views, key=lambda view: (-view.allocatable, -view.capacity, view.name), default=None)
+        return best.name if best else ""
 
     # --- the plugin ---
 
@@ -175,6 +178,7 @@ class Stage:
         Raises:
             OSError: it cannot be started.
         """
+        self.terms.is_tried = True
         plugin = self.terms.launch(self.terms.root)
         await plugin.start()
         self._stack.push_async_callback(self._close, plugin)
@@ -237,11 +241,11 @@ class Stage:
             self.kubelet.streams(name) and name in self._listed for name in self.terms.known
         )
 
-    async def offered(self) -> bool:
+    async def offered(self, seconds: float | None = None) -> bool:
         """Wait until the kubelet has a stream of each resource, with a list that the kubelet has taken in."""
         if self.terms.known:
-            return await self.until(self.has_all)
-        if not await self.until(lambda: bool(self._listed)):
+            return await self.until(self.has_all, seconds)
+        if not await self.until(lambda: bool(self._listed), seconds):
             return False
         for _ in range(_SETTLES):
             before = len(self._events)
@@ -268,7 +272,8 @@ class Stage:
             Skipped: none came.
         """
         if not await self.offered():
-            raise Skipped(f"the plugin offered nothing within {self.terms.patience:g} s; see `registration-arrives`")
+            why = self.timeline().ended() or f"it had {self.terms.patience:g} s"
+            raise Skipped(f"the plugin offered nothing: {why}; see `registration-arrives`")
         if not await self.until(lambda: bool(self.healthy())):
             raise Skipped("the plugin lists no healthy device; give it one, real or made up")
         self._subject = self.subject
@@ -280,22 +285,16 @@ class Stage:
         view = self.kubelet.resources.get(self.subject)
         return tuple(sorted(view.healthy)) if view else ()
 
-    async def hook(self, name: str) -> None:
-        """Have a person's command take a device away, or give it back.
-
-        Raises:
-            Skipped: there is no such command.
-        """
-        if name not in self.terms.hooks:
-            raise Skipped(f"it takes a device that goes and comes: give --on {name} COMMAND")
-        self.did(name)
-        await self.terms.hooks[name]()
-
     def need_hooks(self) -> None:
         """Raise Skipped where devices cannot go and come."""
         for name in ("unplug", "plug"):
             if name not in self.terms.hooks:
                 raise Skipped(f"it takes a device that goes and comes: give --on {name} COMMAND")
+
+    async def hook(self, name: str) -> None:
+        """Have a person's command, which `need_hooks` has seen, take a device away or give it back."""
+        self.did(name)
+        await self.terms.hooks[name]()
 
     async def unplug(self) -> str:
         """Take a device away, and wait until the kubelet knows; which one that was, or nothing."""
@@ -363,9 +362,7 @@ class Stage:
                     called = await ask(client)
             except PluginError as error:
                 called = Called(0, label, 0, ids=tuple(ids), error=str(error))
-        now = _now()
-        called = replace(called, at=now, seconds=now - began, resource=resource)
-        self.note(called)
+        self.note(called := replace(called, at=_now(), seconds=_now() - began, resource=resource))
         return called
 
     @asynccontextmanager

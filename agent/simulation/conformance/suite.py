@@ -80,10 +80,8 @@ async def run(checks: Iterable[Check], terms: Terms) -> AsyncIterator[Result]:
     by_scenario: dict[Scenario, list[Check]] = {}
     for one in checks:
         by_scenario.setdefault(one.scenario, []).append(one)
-    is_tried = False
     for scenario, judged in by_scenario.items():
-        played = await _play(scenario, terms) if terms.known or not is_tried else _OFFERS_NOTHING
-        is_tried = True
+        played = await _play(scenario, terms) if terms.known or not terms.is_tried else _OFFERS_NOTHING
         for one in judged:
             yield _judge(one, played)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,10 +17,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from agent.kubelet.api.v1beta1 import DevicePluginOptions
-from agent.kubelet.wire import DeviceList
+from agent.kubelet.wire import HEALTHY, DeviceList
 from agent.simulation.changes import Change, Feed, Kind, ResourceView
 from agent.simulation.clock import Clock
-from agent.simulation.device_manager import checkpoint, state
+from agent.simulation.device_manager import checkpoint
 from agent.simulation.device_manager.allocation import AdmissionError, Allocation, Choice, PodDevices, begin
 from agent.simulation.plugin_client import Arrival, PluginClient, PluginError
 from agent.simulation.pods import Container
@@ -64,7 +64,7 @@ class DeviceManager:
         self._feed = feed
         self._clock = clock
         self._rng = rng
-        self._resources: dict[str, state.Resource] = {}
+        self._resources: dict[str, Resource] = {}
         self._goes_by_path = version == "1.37"
         self._endpoints: dict[str, tuple[_Endpoint, ...]] = {}
         """Resource → its endpoints; the last is in force. Until 1.36 there is one (kubelet contract: A2, A12)."""
@@ -91,7 +91,7 @@ class DeviceManager:
             return
         self.held = PodDevices(entries)
         for name in resources:
-            self._resources[name] = state.empty(name)
+            self._resources[name] = empty(name)
             self._endpoints[name] = (_Endpoint(None, DevicePluginOptions(), stopped=True),)
             self._await_return(name)
             self._show(ResourceView(name))
@@ -128,7 +128,7 @@ class DeviceManager:
         """A list: full replacement, then the checkpoint is rewritten (A3)."""
         if self._stopped:
             return  # this process stands still, and its connections are open
-        new = state.listed(resource, DeviceList.parse(arrival.data).devices)
+        new = listed(resource, DeviceList.parse(arrival.data).devices)
         self._resources[resource] = new
         for allocation in self._in_flight:
             if allocation.resource == resource:
@@ -168,7 +168,7 @@ class DeviceManager:
         if known is None:
             self._feed.publish(Change(Kind.DISCONNECTED, resource))
             return
-        self._resources[resource] = state.lost(known)
+        self._resources[resource] = lost(known)
         self._show(self._resources[resource].view, Kind.DISCONNECTED)
 
     def _living(self, resource: str) -> tuple[_Endpoint, ...]:
@@ -305,3 +305,64 @@ class DeviceManager:
 
     def _in_random_order(self, ids: Collection[str]) -> list[str]:
         return self._rng.sample(sorted(ids), len(ids))
+
+
+# --- what the device manager believes of one resource after each event; pure ---
+#
+# Kubelet contract: A3.
+
+NO_NODE = -1  # the key under which the checkpoint keeps devices without topology
+
+
+class Resource(Struct, frozen=True):
+    """A resource's view, and the NUMA nodes of every device in its last list."""
+
+    view: ResourceView
+    nodes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def by_node(self, ids: Iterable[str]) -> dict[int, tuple[str, ...]]:
+        """The devices sorted by NUMA node, as the checkpoint keeps them; one with two nodes stands twice.
+
+        Raises:
+            KeyError: a device is not in the last list.
+        """
+        sorted_out: dict[int, tuple[str, ...]] = {}
+        for device in ids:
+            for node in self.nodes[device] or (NO_NODE,):
+                sorted_out[node] = (*sorted_out.get(node, ()), device)
+        return sorted_out
+
+    def crashes_restart(self, held: Collection[str]) -> str | None:
+        """The held ID whose absence crashes a restarted kubelet, if one does.
+
+        An allocated ID missing from the list, together with any device that has NUMA information, is a nil
+        pointer to every topology manager policy but "none"; that worst case is assumed (kubelet contract: A7.2).
+        """
+        missing = sorted(set(held) - self.nodes.keys())
+        return missing[0] if missing and any(self.nodes.values()) else None
+
+
+def empty(name: str) -> Resource:
+    """A resource that is known but has no devices: from a checkpoint, or after the grace period."""
+    return Resource(ResourceView(name))
+
+
+def listed(name: str, devices: Iterable[tuple[str, str, tuple[int, ...]]]) -> Resource:
+    """The resource after a list: full replacement, a duplicate counted twice, only "Healthy" healthy (A3)."""
+    nodes: dict[str, tuple[int, ...]] = {}
+    healthy: list[str] = []
+    unhealthy: list[str] = []
+    for device, health, where in devices:
+        nodes[device] = where
+        (healthy if health == HEALTHY else unhealthy).append(device)
+    view = ResourceView(name, len(healthy) + len(unhealthy), len(healthy), frozenset(healthy), frozenset(unhealthy))
+    return Resource(view, nodes)
+
+
+def lost(resource: Resource) -> Resource:
+    """The resource after its plugin's end: every device unhealthy, capacity kept (A3)."""
+    view = resource.view
+    return replace(
+        resource,
+        view=replace(view, allocatable=0, healthy=frozenset(), unhealthy=view.unhealthy | view.healthy),
+    )

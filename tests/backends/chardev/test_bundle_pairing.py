@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.chardev.bundle_pairing import Bundle, Matches, pair
+from backends.chardev.bundles import Bundle, Matches, pair
 
 
 def members(*paths: Matches[str]) -> list[tuple[str | None, ...]]:

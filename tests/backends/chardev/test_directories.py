@@ -76,7 +76,7 @@ def test_an_event_of_a_node_in_a_directory_that_a_glob_takes_is_about_the_direct
 
 
 def test_a_directory_of_too_many_entries_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("backends.chardev.whole_directories.MOST_MATCHES", 2)
+    monkeypatch.setattr("backends.chardev.nodes.MOST_MATCHES", 2)
     sentence = "/dev/snd has more than 2 entries; name the nodes that are needed"
     assert problems(chardev(tmp_path, CARD, sound()), SND) == [sentence]
 

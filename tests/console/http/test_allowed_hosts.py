@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.console.http.allowed_hosts import Hosts, own_names
+from agent.console.http.serving import Hosts, own_names
 from tests.console.fakes import FakeDaemon
 from tests.console.http.serving import Answer, Served, free_port, served
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agent.console.http import connections, viewers
+from agent.console.http import app, connections
 from agent.runtime import chunked_work
 from tests.console.fakes import FakeDaemon
 from tests.console.http import nodes
@@ -144,14 +144,14 @@ async def _open_page(face: Served) -> asyncio.StreamWriter:
 
 
 async def test_pages_leave_room_for_scrapes(face: Served) -> None:
-    for _ in range(viewers.MOST):
+    for _ in range(app.MOST_VIEWERS):
         await _open_page(face)
     assert (await face.get("/events")).status == 503
     assert (await face.get("/metrics")).status == 200
 
 
 async def test_where_all_are_busy_the_next_is_told_so(face: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(viewers, "MOST", 1000)
+    monkeypatch.setattr(app, "MOST_VIEWERS", 1000)
     monkeypatch.setattr(connections, "STALLED_AFTER", 3600.0)
     pages = [await _open_page(face) for _ in range(connections.MOST)]
     reader, _ = await face.connect()  # who is turned away may be told so before it has asked anything

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from playwright.sync_api import Browser, expect, sync_playwright
 
-from agent.console.http import viewers
+from agent.console.http import app
 from agent.console.node_name import node_name
 from agent.console.views import Note, Status
 from tests.console.http import nodes
@@ -21,7 +21,7 @@ EXPECTED_WHILE_LOST = "Failed to load resource: net::ERR_"
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    monkeypatch.setattr(viewers, "_COALESCE", 0.0)
+    monkeypatch.setattr(app, "_COALESCE", 0.0)
     it = Node()
     it.start()
     try:

@@ -10,13 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from agent.console.advice import of_device, told
-from agent.console.http import viewers as viewers_module
+from agent.console.http import app as viewers_module
+from agent.console.http.app import SharedAnswer, Viewers
 from agent.console.http.page.html import h
 from agent.console.http.page.page_parts import Picture
 from agent.console.http.page.tiles import drawn, name
 from agent.console.http.page.topology import tiles
-from agent.console.http.shared_answers import SharedAnswer
-from agent.console.http.viewers import Viewers
 from agent.console.views import Event, Histories, History, Status
 from agent.runtime import chunked_work
 from agent.runtime.chunked_work import in_slices

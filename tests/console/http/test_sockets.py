@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.console.http.sockets import listening
+from agent.console.http.serving import listening
 from tests.console.http.serving import free_port
 
 

@@ -1,6 +1,6 @@
 """A plugin that does all that the suite asks for, in this process; each of its faults is one that a check is there for.
 
-A fault's name is that of the check which must find it.
+A fault's name is that of the check which must find it; one that is no check's name is a way of its own, which none may find.
 """
 
 from __future__ import annotations
@@ -166,6 +166,8 @@ class Example:
         renamed = self.has("restart-same-devices") and registrations > 1
         suffix = f"-{registrations}" if renamed else f"-{self.life}" if self.has("killed-same-devices") else ""
         found = {one + suffix: HEALTHY if one in self.world.there else UNHEALTHY for one in "abcd"}
+        if self.has("its devices go together") and UNHEALTHY in found.values():
+            found = dict.fromkeys(found, UNHEALTHY)
         if self.has("plug-brings-back") and "b" not in self.world.there:
             self.world.there.add("e")
         if "e" in self.world.there:
@@ -235,7 +237,7 @@ class Service(DevicePluginBase):
         )
 
     async def _register_for_ever(self) -> None:
-        pause = 0.02
+        pause = 30.0 if self.has("it tries again each 30 s") else 0.02
         if self.has("restart-in-time") and self.registrations:
             await asyncio.sleep(3)
         while not self.plugin.stopping and not self._never():
@@ -249,7 +251,7 @@ class Service(DevicePluginBase):
             except (GRPCError, StreamTerminatedError, OSError) as error:
                 if self._gives_up(error):
                     return
-                pause = min(pause * 2, 5.0)
+                pause = max(pause, min(pause * 2, 5.0))
                 await asyncio.sleep(pause)
             else:
                 return

@@ -39,3 +39,22 @@ async def test_a_check_finds_its_fault_and_no_other_of_its_scenario_does(tmp_pat
     results = await tried(tmp_path, World(frozenset({check.name})), beside)
     failed = {it.check.name for it in results if it.outcome is Outcome.FAIL}
     assert failed == {check.name}, {it.check.name: f"{it.outcome}: {it.why}" for it in results}
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [("it tries again each 30 s", "registration-retries"), ("its devices go together", "unplug-leaves-others")],
+)
+async def test_a_check_accuses_no_plugin_of_another_way_to_do_it(tmp_path: Path, way: str, name: str) -> None:
+    beside = [it for it in CHECKS if it.name == name]
+    (result,) = await tried(tmp_path, World(frozenset({way})), beside)
+    assert (result.outcome, result.why) == (Outcome.PASS, "")
+
+
+async def test_a_scenario_that_starts_no_plugin_says_nothing_of_the_next(tmp_path: Path) -> None:
+    checks = [it for it in CHECKS if it.name in {"stream-ended", "unplug-is-told", "sigterm-ends"}]
+
+    async def outcomes() -> list[Outcome]:
+        return [it.outcome async for it in run(checks, Terms(World().launch, tmp_path, "1.37"))]
+
+    assert await at_once(outcomes()) == [Outcome.NOT_APPLICABLE, Outcome.SKIPPED, Outcome.PASS]

@@ -101,6 +101,7 @@ async def updated(stage: Stage) -> None:
     """A second instance starts, then the first is told to end, as in an update with maxSurge."""
     await stage.begin()
     first_one = stage.plugin
+    await stage.rest(2)  # an update takes longer: who has the second of its start in its socket's name may
     stage.did("second")
     stage.plugin = await stage.launch()
     await stage.until(lambda: len(stage.timeline().since("second").changes(Kind.REGISTERED)) > 0, 4 * stage.terms.quiet)

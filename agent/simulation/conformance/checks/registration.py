@@ -17,6 +17,7 @@ from agent.simulation.plugin_client import DIAL_TIMEOUT, PluginError
 from agent.simulation.registration import API_VERSION, is_extended_resource
 
 _REFUSALS: Final = 2
+_LONGER: Final = 4  # times as long as for others: who tries again each 30 s comes after a minute
 MISSING: Final = "missing"
 _REFUSING_SECONDS: Final = 0.5  # for which kubelet.sock is there and nothing listens; a real kubelet takes 3 ms
 
@@ -165,11 +166,13 @@ def comes(t: Timeline) -> str:
     return missing[-1] + (f": {why}" if (why := t.ended()) else "") if missing else ""
 
 
-async def begun(stage: Stage) -> None:
+async def begun(stage: Stage, times: int = 1) -> None:
     """Wait until there are devices; put on record what is missing if they do not come."""
-    if not await stage.offered():
+    seconds = stage.terms.patience * times
+    if not await stage.offered(seconds):
         without = [name for name in sorted(stage.terms.known) if not stage.kubelet.streams(name)]
-        stage.did(MISSING, f"{', '.join(without) or 'it'} was not registered, or has no list")
+        within = "" if stage.timeline().ended() else f" within {seconds:g} s"
+        stage.did(MISSING, f"{', '.join(without) or 'it'} was not registered{within}, or has no list")
     elif not await stage.until(lambda: bool(stage.healthy())):
         stage.did(MISSING, "it registered, and listed no healthy device")
 
@@ -187,7 +190,7 @@ async def refused(stage: Stage) -> None:
     stage.before_register = refuse
     await stage.kubelet.start()
     stage.plugin = await stage.launch()
-    await begun(stage)
+    await begun(stage, _LONGER)
 
 
 @check(refused, "A1")

@@ -53,7 +53,9 @@ def restart_in_time(t: Timeline) -> str:
 
 @check(restarting, "A2")
 def restart_once(t: Timeline) -> str:
-    """One Register for each start of a kubelet: of two streams the kubelet forgets one when the other ends."""
+    """One Register for each start of a kubelet, of which both its new socket and your old stream's end tell: of two
+    streams the kubelet forgets one when the other ends. Remember which `kubelet.sock` you are registered at.
+    """
     after, seen = t.since(RESTART), set()
     for it in after.changes(Kind.REGISTERED):
         if it.resource in seen:
@@ -180,6 +182,8 @@ async def dropped(stage: Stage) -> None:
     resource = stage.subject
     stage.tell(stage.plugin, signal.SIGKILL)
     await stage.ended(stage.plugin, stage.terms.patience)
+    # a rival that registers before it is gone would be the one whose client is closed
+    await stage.until(lambda: bool(stage.timeline().since("SIGKILL").changes(Kind.DISCONNECTED, resource=resource)))
     async with stage.rival(resource):
         stage.did("rival")
         stage.plugin = await stage.launch()
@@ -197,6 +201,8 @@ def stream_ended(t: Timeline) -> str:
     """
     if not t.events:
         raise NotApplicable("a kubelet from 1.37 on does not do that")
+    if not t.since("drop").changes(Kind.DISCONNECTED, resource=t.subject):
+        raise Skipped("no stream was closed")
     return comes(t.since("drop"))
 
 
