@@ -59,10 +59,10 @@ class _Mend(NamedTuple):
     lines: Sequence[str]
 
 
-def mistakes(document: str, error: ValueError) -> list[Mistake]:
+def mistakes(document: str, error: ValueError, file: str) -> list[Mistake]:
     """What keeps this document from being TOML, of which `tomllib` has raised this error; one at least."""
     lines = document.split("\n")
-    if (other := _of_kubernetes(document, lines) or _other_language(lines)) is not None:
+    if (other := _of_kubernetes(document, lines, file) or _other_language(lines, file)) is not None:
         return [other]
     found: list[Mistake] = []
     failure: ValueError | None = error
@@ -123,23 +123,21 @@ def _place(error: ValueError, lines: Sequence[str]) -> tuple[int, int] | None:
     return (int(found["line"]) - 1, int(found["column"])) if found["line"] else (len(lines) - 1, len(lines[-1]) + 1)
 
 
-def _of_kubernetes(document: str, lines: Sequence[str]) -> Mistake | None:
+def _of_kubernetes(document: str, lines: Sequence[str], file: str) -> Mistake | None:
     """A ConfigMap that has the TOML inside, or what our Helm chart makes one of; with the command that takes it out."""
     inside = _INSIDE.search(document)
     if _CONFIG_MAP.search(document) is None or inside is None:
         if not any(map(_VALUES.match, lines)) or not _is_yaml(lines):
             return None
-        what, chart, file = "these are values of a Helm chart", "helm template CHART --values=FILE", "-"
+        what, chart = "these are values of a Helm chart", f"helm template CHART --values={file}"
     elif "{{" in document:
-        what, chart, file = "this is a Helm chart's template of a ConfigMap", "helm template CHART", "-"
+        what, chart = "this is a Helm chart's template of a ConfigMap", "helm template CHART"
     else:
-        what, chart, file = "this is a ConfigMap, with Fairlead's configuration inside", "", "FILE"
+        what, chart = "this is a ConfigMap, with Fairlead's configuration inside", ""
     line = next((n for n, it in enumerate(lines, 1) if inside and inside["key"] in it), 1)
     key = (inside["key"] if inside else "config.toml").replace(".", r"\.")
     made = f"{chart} --show-only=templates/config-map.yaml | " if chart else ""
-    command = (
-        f"{made}kubectl create --dry-run=client --filename={file} --output=jsonpath='{{.data.{key}}}' > config.toml"
-    )
+    command = f"{made}kubectl create --dry-run=client --filename={'-' if chart else file} --output=jsonpath='{{.data.{key}}}' > config.toml"
     return Mistake(line, f"{what}, and Fairlead reads the TOML alone; `{command}` takes it out")
 
 
@@ -152,7 +150,7 @@ def _is_yaml(lines: Sequence[str]) -> bool:
     return not is_toml and sum(map(bool, map(_YAML.match, outer))) * 2 > len(outer)
 
 
-def _other_language(lines: Sequence[str]) -> Mistake | None:
+def _other_language(lines: Sequence[str], file: str) -> Mistake | None:
     """YAML, JSON, or what an editor or a merge left, told once."""
     told = [(n, line) for n, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")]
     if not told:
@@ -168,7 +166,7 @@ def _other_language(lines: Sequence[str]) -> Mistake | None:
         if line.strip().startswith("```"):
             return Mistake(n + 1, "this line is Markdown's, not TOML; delete it")
     if _is_yaml(lines):
-        imports = "`fairlead import FILE` turns another plugin's YAML into it"
+        imports = f"`fairlead import {file}` turns another plugin's YAML into it"
         return Mistake(number + 1, f"this is YAML, and Fairlead reads TOML; {_TOML}; {imports}")
     return None
 
@@ -415,9 +413,9 @@ def _open(lines: Sequence[str]) -> list[str]:
     return found
 
 
-def parsed(document: str) -> dict[str, Any] | list[Mistake]:
-    """The tables of a document, or what keeps it from being TOML."""
+def parsed(document: str, file: str = "FILE") -> dict[str, Any] | list[Mistake]:
+    """The tables of a document, or what keeps it from being TOML; `file` is what commands about it have."""
     try:
         return tomllib.loads(document)
     except ValueError as error:  # tomllib's own, and Python's for a number of 5,000 digits
-        return mistakes(document, error)
+        return mistakes(document, error, file)

@@ -56,6 +56,12 @@ def test_a_file_without_resources_is_said_to_offer_nothing(file: Path) -> None:
     ]
 
 
+def test_a_config_map_is_answered_with_the_command_for_this_very_file(tmp_path: Path) -> None:
+    file = tmp_path / "config map.yaml"
+    file.write_text("kind: ConfigMap\ndata:\n  config.toml: |\n    [[resource]]\n")
+    assert f"kubectl create --dry-run=client --filename='{file}' " in _validate("--config", str(file)).stdout
+
+
 def test_every_problem_is_printed_and_the_exit_code_is_2(file: Path) -> None:
     file.write_text(_WRONG)
     result = _validate("--config", str(file))
