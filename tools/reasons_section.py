@@ -14,6 +14,23 @@ PAGE: Final = Path(__file__).parents[1] / "docs" / "troubleshooting.md"
 BEGIN, END = "<!-- made by `make generated` of agent/console/advice.py -->\n", "<!-- end of what is made -->\n"
 
 
+_NVIDIAS: Final = {
+    "RESTART_APP": "start the application again",
+    "IGNORE": "nothing is to be done at once",
+    "RESET_GPU": "reset the GPU",
+    "RESTART_BM": "restart the bare metal: reboot the node",
+    "RESTART_VM": "restart the virtual machine that has the GPU",
+    "CHECK_MECHANICALS": "look at the card, its slot and its power cables",
+    "WORKFLOW_XID_48": "go by NVIDIA's instructions for XID 48, an ECC error of two bits",
+    "WORKFLOW_NVLINK_ERR": "go by NVIDIA's instructions for errors of NVLink",
+    "WORKFLOW_NVLINK5_ERR": "go by NVIDIA's instructions for errors of NVLink of the fifth generation",
+    "XID_154": "do what the line of an XID 154 beside it asks for",
+    "UPDATE_SWFW": "update the driver or the firmware",
+    "CONTACT_SUPPORT": "ask NVIDIA's or the hardware's support",
+}
+"""Immediate action of NVIDIA's XID catalog → what the word says, which its users have to know."""
+
+
 def section() -> str:
     """The section as it would be now."""
     return "\n".join(_lines()) + "\n"
@@ -43,6 +60,10 @@ def _lines() -> Iterator[str]:
         "them make a GPU unhealthy is the resource's [`xids`](gpu.md#health). All that the catalog lists and is not here are "
         f"exceptions in engines, as 68 is. What makes a GPU unhealthy ends {_filled(of_xid(79).ends)}."
     )
+    yield ""
+    yield "| NVIDIA says | that is |"
+    yield "| --- | --- |"
+    yield from (f"| {action} | {_NVIDIAS[action]} |" for action in dict.fromkeys(it for _, it in XIDS.values()))
     yield ""
     yield "| XID | it means | NVIDIA says | what to do now |"
     yield "| --- | --- | --- | --- |"

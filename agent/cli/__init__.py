@@ -35,13 +35,24 @@ def main() -> None:
     try:
         _run(sys.argv[1:])
     except FairleadError as error:
-        print(printable_lines(error.sentence), file=sys.stderr)
+        print(printable_lines(_folded(error.sentence)), file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         print(f"the output cannot be written: {os.strerror(error.errno).lower()}", file=sys.stderr)
         os._exit(ExitCode.TROUBLE)  # else Python tries to write the rest once more, and complains
+
+
+def _folded(sentence: str) -> str:
+    """As a terminal of this width shows it; elsewhere each of its lines is one."""
+    if not sys.stderr.isatty():
+        return sentence
+    from textwrap import fill
+
+    columns = min(os.get_terminal_size(sys.stderr.fileno()).columns or 80, 120)
+    lines = sentence.split("\n")
+    return "\n".join(fill(it, columns, break_long_words=False, break_on_hyphens=False) for it in lines)
 
 
 def _run(arguments: Sequence[str]) -> None:

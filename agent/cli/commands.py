@@ -52,6 +52,14 @@ class _Lazy(click.Group):
         command: click.Command = getattr(import_module(f"agent.cli.{name}"), name)
         return command
 
+    def invoke(self, ctx: click.Context) -> object:
+        """As click does it, which takes the short --pods for what is meant by --bogus."""
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            near = get_close_matches(error.option_name, error.possibilities or (), cutoff=0.7)
+            raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from error
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

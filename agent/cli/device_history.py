@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import groupby
 from typing import Final
 
@@ -58,8 +58,8 @@ def lines(shown: History) -> Iterator[str]:
     yield _hours(shown.periods[0].begins, shown.periods[-1].ends, output.columns())
     yield wrapped("  ".join(f"{sign} {words}" for it, (sign, words) in _SIGNS.items() if it in cells), 0)
     yield ""
-    periods = [(it.begins, f"{output.moment(it.begins):<20} {_words(it)}") for it in shown.periods]
-    notes = [(it.time, f"{output.moment(it.time):<20} {_happened(it)}") for it in shown.notes]
+    periods = [(it.begins, f"{output.moment(it.begins):<24} {_words(it)}") for it in shown.periods]
+    notes = [(it.time, f"{output.moment(it.time):<24} {_happened(it)}") for it in shown.notes]
     for _, line in sorted((*periods, *notes), key=lambda it: it[0]):
         yield wrapped(line, 0, 21)
 
@@ -105,11 +105,11 @@ def _kind(period: Period) -> str:
 
 
 def _hours(begin: float, end: float, columns: int) -> str:
-    """A mark below the begin of some hours, as this node's clock has them."""
+    """A mark below the begin of some hours, in UTC."""
     step = next((it for it in (1, 2, 3, 4, 6, 12) if it * columns / 24 >= _LABEL), 24)
-    line, hour = "", datetime.fromtimestamp(begin).astimezone().replace(minute=0, second=0, microsecond=0)
+    line, hour = "", datetime.fromtimestamp(begin, UTC).replace(minute=0, second=0, microsecond=0)
     for at in range(int(hour.timestamp()) + _HOUR, int(end) + 1, _HOUR):
-        hour = datetime.fromtimestamp(at).astimezone()
+        hour = datetime.fromtimestamp(at, UTC)
         column, label = round((at - begin) / (end - begin) * columns), hour.strftime("|%H:%M")
         if hour.hour % step == 0 and len(line) <= column <= columns - len(label):
             line += " " * (column - len(line)) + label

@@ -81,9 +81,15 @@ def head(shown: Status) -> Iterator[str]:
     yield summary(rows(shown))
 
 
-def body(shown: Status, past: Past | None) -> Iterator[str]:
-    """What comes below it."""
-    yield from table(rows(shown), past)
+def body(shown: Status, past: Past | None, is_tight: bool) -> Iterator[str]:
+    """What comes below it; where there is no room for all, first those that are not well."""
+    every = rows(shown)
+    yield from table(sorted(every, key=is_well) if is_tight else every, past)
+
+
+def is_well(row: Row) -> bool:
+    """Is nothing wrong with it? Nothing is with what no resource is meant to have."""
+    return row.state == "healthy" or not row.resource
 
 
 def rows(shown: Status) -> list[Row]:
@@ -170,7 +176,7 @@ def table(every: Sequence[Row], past: Past | None = None) -> Iterator[str]:
 
 def _cells(row: Row, past: Past | None, *, is_brief: bool) -> tuple[str, ...]:
     since = output.since(row.since, is_brief=is_brief) if row.since else ""
-    address = row.address.removeprefix("0000:") if is_brief else row.address
+    address = row.address.removeprefix("0000:").rpartition("/")[2] if is_brief else row.address
     state = output.state(_COLORS.get(row.state, row.state.title()), row.state)
     told = (row.name, row.model, address, row.resource, state, row.reason, since)
     history = () if past is None else (past.get((row.resource, row.key), ""),)

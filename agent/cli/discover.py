@@ -12,15 +12,16 @@ import click
 
 from agent.cli import connection, options
 from agent.cli.output import echo, echo_json, wrapped
-from agent.cli.suggest import Found, look, summary
+from agent.cli.suggest import Found, look
 from agent.config import load
+from agent.console.doctor.hardware import problems_of
 from agent.console.views import NAMES_NOTHING
 from agent.discovery.backend_factory import make_backends
 from agent.inventory.shortfall import not_offered
 from agent.inventory.survey import PATIENCE, Survey, survey
 from agent.model import Slot
 from agent.runtime import logs
-from backends.base import Device
+from backends.base import Device, Problem
 
 _NO_FILE: Final = (
     "There is no configuration file: Fairlead offers what KubeVirt asks for, which comes first here. What this machine has "
@@ -124,17 +125,19 @@ def _lines(found: Survey, configured: Set[str], proposed: Sequence[Found] | None
     inventory = found.inventory
     if not configured:
         yield "The configuration has no [[resource]]: nothing would be offered."
+    told = list[Problem]()  # of a resource, in its line
     for name in _names(found, configured):
         slots = inventory.slots(name)
-        yield f"{name}: {_total(slots)}"
+        yield _line(name, _total(slots), own := [] if slots else problems_of(found, name))
+        told += own
         yield from (wrapped(_offer(key, count, slot), 2, 4) for key, (count, slot) in _by_device(slots).items())
     for template, given in inventory.selection.given().items():
         if not given and template in configured:
-            yield f"{template}: {NAMES_NOTHING}"
+            yield _line(template, NAMES_NOTHING, own := problems_of(found, template))
+            told += own
     for it in proposed or ():
         yield ""
-        for line in summary(it):
-            yield wrapped(line, 0, 2)
+        yield wrapped(f"{it.headline()}.", 0, 2)
         for name, of_one in it.devices.items():
             yield f"  {name}: {_total({slot.id: slot for slot in of_one})}"
             slots = {slot.id: slot for slot in of_one}
@@ -146,12 +149,17 @@ def _lines(found: Survey, configured: Set[str], proposed: Sequence[Found] | None
         yield "Nothing else was found that pods could have."
     elif proposed:
         yield ""
-    if told := not_offered(inventory):
+    if left := not_offered(inventory):
         yield "Not offered:"
-        yield from (wrapped(f"{one.found.device.key}: {one.why}", 2, 4) for one in told)
-    if found.problems:
+        yield from (wrapped(f"{one.found.device.key}: {one.why}", 2, 4) for one in left)
+    if others := [it for _, it in found.problems if it not in told]:
         yield "Problems:"
-        yield from (wrapped(problem.sentence, 2, 4) for _, problem in found.problems)
+        yield from (wrapped(problem.sentence, 2, 4) for problem in others)
+
+
+def _line(name: str, what: str, problems: Sequence[Problem]) -> str:
+    """What a resource has; where that is nothing, why."""
+    return wrapped("; ".join((f"{name}: {what}", *(it.sentence.removeprefix(f"{name}: ") for it in problems))), 0, 2)
 
 
 def _offer(key: str, count: int, slot: Slot) -> str:

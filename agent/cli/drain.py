@@ -58,7 +58,11 @@ def _on(text: str) -> float:
 @device_argument.device
 @connection.config
 @click.option("--reason", "-r", help="Why, for the next person who looks; by default who drained it.")
-@click.option("--until", type=_Until(), help="When it is back by itself: '2h30m', '18:00', '2026-11-20T18:00'.")
+@click.option(
+    "--until",
+    type=_Until(),
+    help="When it is back by itself: '2h30m', '18:00', '2026-11-20T18:00' (by this machine's clock), '2026-11-20T18:00Z'.",
+)
 @options.as_json
 def drain(device: str, config: Path | None, reason: str | None, until: float | None, as_json: bool) -> None:
     """Offer DEVICE to no new pod: an ID, a key, a PCI address, or what else `explain` finds it by.

@@ -20,7 +20,7 @@ def events(config: Path | None, follow: bool, last: int, as_json: bool) -> None:
     """Show what changed: devices, registrations, allocations, the configuration.
 
     With --json each is a document of its own: {"number", "time", "kind", "resource", "device", "state", "reason",
-    "message"}.
+    "message", "name"}.
     """
 
     async def question(client: Client) -> None:
@@ -32,7 +32,8 @@ def events(config: Path | None, follow: bool, last: int, as_json: bool) -> None:
 
 def line(event: Event) -> str:
     """An event on one line, as far as it goes."""
-    about = " ".join(part for part in (event.resource, event.device) if part)
+    device = output.with_ids(event.name, (event.device,) if event.device else ())
+    about = " ".join(part for part in (event.resource, device) if part)
     state = output.state(event.condition) if event.state else ""
     said = ": ".join(part for part in (event.reason, event.message) if part)
     return "  ".join(part for part in (output.moment(event.time), event.kind, about, state, said) if part)

@@ -12,7 +12,7 @@ from agent.cli import connection, device_argument, device_history, options, outp
 from agent.cli.output import advised, bold, echo, wrapped
 from agent.console import advice
 from agent.console.client import NoDaemonError, WrongNameError
-from agent.console.views import ENDS, Explanation, Gift, Signal
+from agent.console.views import ENDS, Explanation, Fault, Gift, Signal
 from agent.inventory.device_names import name_of
 from agent.runtime.errors import some
 
@@ -90,10 +90,12 @@ def lines(it: Explanation) -> Iterator[str]:
     yield from _section(
         "Decisions", (wrapped(f"{one.resource or 'any resource'}: {one.why}", 2, 4) for one in it.decisions)
     )
-    yield from _section("Signals", (_signal(one) for one in it.signals))
+    said = (it.reason, it.besides)  # the advice says what ends these
+    yield from _section("Signals", (_signal(one, ends=one.reason not in said) for one in it.signals))
     yield from _section(
         "Happened in the last 24 hours", (wrapped(device_history.happened(one), 2, 4) for one in it.notes[-_NOTES:])
     )
+    yield from _section("Last fault", map(_fault, (it.fault,) if it.fault is not None else ()))
     yield from _section("Problems", (wrapped(one.message, 2, 4) for one in it.problems))
     yield from _section("Read", _read(it))
     if it.gift is not None:
@@ -121,7 +123,7 @@ def _verdict(it: Explanation) -> Iterator[str]:
 
 def _advice(it: Explanation) -> Iterator[str]:
     """What its reason means, what to do, and what ends it; what its signals wait for is said with each."""
-    found = advice.of_device(it, name_of(it.attributes))
+    found = advice.of_device(it, name_of(it.attributes), it.node)
     return advised(advice.told(found) if found is not None else ())
 
 
@@ -133,11 +135,17 @@ def _section(heading: str, inner: Iterator[str]) -> Iterator[str]:
         yield from listed
 
 
-def _signal(one: Signal) -> str:
+def _signal(one: Signal, *, ends: bool) -> str:
     counts = "" if one.counts else ", does not count now"
-    ends = f", ends with {' or '.join(ENDS.get(name, name) for name in one.clears_on)}" if one.clears_on else ""
-    said = f"{one.reason} ({one.verdict}{counts}{ends}) since {output.moment(one.since)}: {one.message}"
+    with_ = " or ".join(ENDS.get(name, name) for name in one.clears_on) if ends else ""
+    ending = f", ends with {with_}" if with_ else ""
+    said = f"{one.reason} ({one.verdict}{counts}{ending}) since {output.moment(one.since)}: {one.message}"
     return wrapped(said, 2, 4)
+
+
+def _fault(it: Fault) -> str:
+    when = f"from {output.moment(it.begins)} until {output.moment(it.ends)}"
+    return wrapped(f"{it.reason} {when}, {it.by}: {it.message}", 2, 4)
 
 
 def _read(it: Explanation) -> Iterator[str]:

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
@@ -24,6 +24,8 @@ _MOST_COLUMNS: Final = 120  # longer lines are hard to read
 _USUAL_COLUMNS: Final = 80
 _OURS: Final = re.compile(r"(\x1b\[(?:0|1|2|31|32|33|36)m|\n)")
 _BLANKS: Final = re.compile(r"\s*\n\s*")
+_WORD: Final = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+\s*|.""")
+"""Of a shell's command, with the blanks behind it."""
 _COLOR: Final = re.compile(r"\x1b\[[0-9]*m")
 NAMED: Final = 8
 """Names in one sentence."""
@@ -108,10 +110,25 @@ def with_ids(name: str, ids: Sequence[str]) -> str:
 
 
 def advised(parts: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """What a reason asks for, below its device, each part with its label; a command is not folded: it is copied."""
+    """What a reason asks for, below its device, each part with its label."""
     for label, text in parts:
         line = f"{label:<5} {text}"
-        yield f"    {line}" if label == "run" else wrapped(line, 4, 10)
+        yield _command(f"    {line}", 10) if label == "run" else wrapped(line, 4, 10)
+
+
+def _command(line: str, hanging: int) -> str:
+    """A command that is copied: where it has no room, on lines that a shell takes for one."""
+    if not is_terminal():
+        return line
+    folded = line[:hanging]
+    room = columns() - hanging - len(" \\")
+    for word in _WORD.findall(line[hanging:]):
+        if room < len(word.rstrip()) and not folded.endswith(" " * hanging):
+            folded = f"{folded.rstrip()} \\\n{' ' * hanging}"
+            room = columns() - hanging - len(" \\")
+        folded += word
+        room -= len(word)
+    return folded
 
 
 def _lines(text: str, first: str = "", below: str = "") -> list[str]:
@@ -174,18 +191,18 @@ def _padded(cell: str, width: int, *, to_the_left: bool) -> str:
 
 
 def moment(seconds: float) -> str:
-    """A time since 1970 as this node's clock shows it: the time alone if it was today."""
-    when = datetime.fromtimestamp(seconds).astimezone()
-    today = when.date() == datetime.now().astimezone().date()
-    return when.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S")
+    """A time since 1970 in UTC, as the log, the page and every sentence of the daemon have it; the time alone if it was today."""
+    when = datetime.fromtimestamp(seconds, UTC)
+    is_today = is_terminal() and when.date() == datetime.now(UTC).date()
+    return when.strftime("%H:%M:%S UTC" if is_today else "%Y-%m-%d %H:%M:%S UTC")
 
 
 def since(seconds: float, *, is_brief: bool) -> str:
-    """The same as one word; in brief without seconds, or without the time of day."""
-    when = datetime.fromtimestamp(seconds).astimezone()
+    """The same as one word; in brief without seconds and offset, or without the time of day."""
+    when = datetime.fromtimestamp(seconds, UTC)
     if not is_brief:
-        return when.strftime("%Y-%m-%dT%H:%M:%S")
-    return when.strftime("%H:%M" if when.date() == datetime.now().astimezone().date() else "%m-%d")
+        return when.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return when.strftime("%H:%M" if when.date() == datetime.now(UTC).date() else "%m-%d")
 
 
 def ago(seconds: float) -> str:

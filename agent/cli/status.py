@@ -16,9 +16,12 @@ from agent.cli.watch import Past, follow
 from agent.console import advice
 from agent.console.client import Client
 from agent.console.views import NAMES_NOTHING, Device, Resource, Status, Unclaimed
+from agent.runtime.errors import some
 
 _TABLED: Final = 64
 """Devices; of more, the table has those that are not well, and the rest is counted."""
+_TOLD: Final = 3
+"""Devices of one reason that have a sentence each on a screen without room for all."""
 _UNUSABLE: Final = "unusable"  # as `agent.inventory.shortfall` has it: its sentence says what to do
 _COUNTED: Final = ("Healthy", "Degraded", "Unhealthy", "Drained")
 _WORST_FIRST: Final = ("Unhealthy", "Degraded", "Drained", "Healthy")
@@ -62,20 +65,29 @@ def status(config: Path | None, watch: bool, pods: bool, device: str | None, as_
     if as_json:
         output.echo_json(shown)
         return
-    for line in (*head(shown), *body(shown, None)):
+    for line in (*head(shown), *body(shown, None, False)):
         echo(line)
 
 
-def _body(shown: Status, past: Past | None) -> Iterator[str]:
+def _body(shown: Status, past: Past | None, is_tight: bool) -> Iterator[str]:
+    if is_tight:
+        yield from _troubles(shown, is_tight)
+    yield from _resources(shown)
+    yield from _devices(shown, past, is_tight)
+    if not is_tight:
+        yield from _troubles(shown, is_tight)
+
+
+def _resources(shown: Status) -> Iterator[str]:
     if not shown.resources and not shown.templates:
         yield "The configuration has no [[resource]]: nothing is offered."
     elif shown.resources:
         yield ""
         headings = ("RESOURCE", "KUBELET", "OK", "DEGRADED", "BAD", "DRAINED", "IN USE")
         yield from table(headings, map(_row, shown.resources), left=2)
-    if every := devices.rows(shown):
-        yield ""
-        yield from _devices(every, past)
+
+
+def _troubles(shown: Status, is_tight: bool) -> Iterator[str]:
     bad = [(resource, device) for resource in shown.resources for device in resource.devices if device.reason]
     complaints = [(resource.name, resource.complaint) for resource in shown.resources if resource.complaint]
     complaints += [
@@ -86,29 +98,38 @@ def _body(shown: Status, past: Past | None) -> Iterator[str]:
     for name, why in complaints:
         yield wrapped(f"{name}: {why}", 0, 2)
     if any(resource.overtaken for resource in shown.resources):
-        yield from _advised(advice.advice("overtaken"))
+        yield from _advised(advice.advice("overtaken", node=shown.node))
     for alike in _with_one_reason(_together(bad)):
-        for resource, device in alike:
+        told = alike[:_TOLD] if is_tight else alike
+        for resource, device in told:
             yield from _complaint(resource, device)
             yield from output.advised([("held", ", ".join(device.pods))] if device.pods else ())
-        yield from _advice(alike[-1][1])
-    if shown.unclaimed:
+        if more := [device.name or device.key for _, device in alike[len(told) :]]:
+            yield wrapped(f"and {len(more)} more with {alike[0][1].reason}: {some(more, output.NAMED)}", 0, 2)
+        yield from _advised(advice.of_device(alike[-1][1], alike[-1][1].name, shown.node))
+    if lacking := [one for one in shown.unclaimed if one.resource or not is_tight]:
         yield "\n" + bold("NOT OFFERED")
-        for one in shown.unclaimed:
+        for one in lacking:
             yield _unclaimed(one)
             if one.resource:
                 yield from _advised(
-                    advice.advice(one.reason, one.why, device=one.device, name=one.name, hardware=one.hardware)
+                    advice.advice(
+                        one.reason, one.why, device=one.device, name=one.name, hardware=one.hardware, node=shown.node
+                    )
                 )
     if shown.problems:
         yield "\n" + bold("PROBLEMS")
         yield from (wrapped(one.message, 0, 2) for one in shown.problems)
 
 
-def _devices(every: list[devices.Row], past: Past | None) -> Iterator[str]:
+def _devices(shown: Status, past: Past | None, is_tight: bool) -> Iterator[str]:
     """The table of `fairlead devices`; on a node of very many, of those that are not well."""
+    every = devices.rows(shown)
+    if not every:
+        return
+    yield ""
     if len(every) <= _TABLED:
-        yield from devices.table(every, past)
+        yield from devices.table(sorted(every, key=devices.is_well) if is_tight else every, past)
         return
     bad = [row for row in every if row.state != "healthy"]
     if bad:
@@ -123,10 +144,6 @@ def _with_one_reason(bad: Iterable[tuple[Resource, Device]]) -> Iterator[list[tu
         told = device.message if device.reason == _UNUSABLE else ""
         alike.setdefault((device.reason, told, device.besides, device.until), []).append((resource, device))
     yield from sorted(alike.values(), key=lambda same: _WORST_FIRST.index(same[0][1].condition))
-
-
-def _advice(device: Device) -> Iterator[str]:
-    return _advised(advice.of_device(device, device.name))
 
 
 def _advised(it: advice.Advice | None) -> Iterator[str]:
@@ -213,16 +230,19 @@ def _nothing(_shown: Status) -> Iterator[str]:
     yield from ()
 
 
-def _pods(shown: Status, _past: Past | None) -> Iterator[str]:
+def _pods(shown: Status, _past: Past | None, _is_tight: bool) -> Iterator[str]:
     rows, unknown = list[tuple[str, ...]](), list[tuple[str, ...]]()
     for resource in shown.resources:
-        for held in (held for device in resource.devices for held in device.held):
-            rows += [(who.name, who.container, resource.name, held.id) for who in held.holders]
+        for device, held in ((it, held) for it in resource.devices for held in it.held):
+            what = devices.called(device, device.key), resource.name, held.id
+            rows += [(who.name, who.container, *what) for who in held.holders]
             if not held.holders:
-                unknown.append(("(not named)", "", resource.name, held.id))
+                unknown.append(("(not named)", "", *what))
     if not rows and not unknown:
         yield "No pod holds a device."
         return
-    yield from table(("POD", "CONTAINER", "RESOURCE", "ID"), [*sorted(rows), *sorted(unknown)], left=4)
+    cut = {0: ("left", 12), 1: ("right", 9), 2: ("right", 12), 3: ("left", 8), 4: ("right", 12)}
+    headings = ("POD", "CONTAINER", "NAME", "RESOURCE", "ID")
+    yield from table(headings, [*sorted(rows), *sorted(unknown)], left=5, cut=cut if output.is_terminal() else None)
     if unknown:
         yield wrapped(_UNNAMED, 0, 2)

@@ -263,6 +263,15 @@ class Found(Struct, frozen=True):
     missing: tuple[NotOffered, ...]
     """What it is meant to have, and cannot offer as it is now."""
 
+    def every(self) -> list[Device]:
+        """Its devices, each once."""
+        slots = (slot for of_one in self.devices.values() for slot in of_one)
+        return list({it.device.key: it.device for it in slots if it.device is not None}.values())
+
+    def headline(self) -> str:
+        """What they are, and how many."""
+        return f"{self.proposal.title[:1].upper()}{self.proposal.title[1:]}: {len(self.every())} found"
+
 
 def look(config: Config) -> tuple[Survey, list[Found]]:
     """Look at the machine with every backend; what the configuration offers already is proposed no more."""
@@ -327,7 +336,7 @@ def _document(seen: Survey, found: Sequence[Found], kept: Mapping[str, Any]) -> 
         yield 'listen = "off"'
     for it in found:
         yield ""
-        for line in summary(it):
+        for line in _summary(it):
             yield from toml_text.comment(line)
         yield from it.proposal.toml.rstrip("\n").split("\n")
     if not found:
@@ -340,15 +349,12 @@ def _document(seen: Survey, found: Sequence[Found], kept: Mapping[str, Any]) -> 
         yield from toml_text.comment(f"{kind}: {problem.sentence}")
 
 
-def summary(it: Found) -> Iterator[str]:
+def _summary(it: Found) -> Iterator[str]:
     """What was found for a proposal, in sentences."""
-    devices = {
-        slot.device.key: slot.device for slots in it.devices.values() for slot in slots if slot.device is not None
-    }
-    shown = ", ".join(map(_described, list(devices.values())[:_NAMED]))
+    devices = it.every()
+    shown = ", ".join(map(_described, devices[:_NAMED]))
     more = f" and {len(devices) - _NAMED} more" if len(devices) > _NAMED else ""
-    title = it.proposal.title[:1].upper() + it.proposal.title[1:]
-    yield f"{title}: {len(devices)} found{f': {shown}{more}' if devices else ''}."
+    yield f"{it.headline()}{f': {shown}{more}' if devices else ''}."
     for one in it.missing[:_NAMED]:
         yield f"{one.found.device.key} is there and cannot be offered yet: {one.why}."
 

@@ -20,7 +20,7 @@ def undrain(device: str, config: Path | None, as_json: bool) -> None:
     What is wrong with it now keeps it Unhealthy all the same. With --json it prints {"ids", "ended", "name"}.
     """
     back = connection.ask(config, lambda client: client.undrain(device))
-    ids = output.with_ids(back.name, back.ids) or device
+    ids = output.with_ids(back.name, back.ids or (device,))
     if as_json:
         output.echo_json(back)
     elif back.ended:

@@ -26,7 +26,8 @@ from agent.runtime.errors import FairleadError
 Head = Callable[[Status], Iterator[str]]
 Past = Mapping[tuple[str, str], str]
 """Resource and key of a device → how it was in the last hour, drawn."""
-Body = Callable[[Status, Past | None], Iterator[str]]
+Body = Callable[[Status, Past | None, bool], Iterator[str]]
+"""With True what matters most comes first: the screen has no room for all of it."""
 
 _REDRAWN_AT_MOST: Final = 0.5  # seconds; a burst of events is drawn once
 _REDRAWN_AT_LEAST: Final = 10.0  # ages and the last hour go on, though nothing happens
@@ -139,7 +140,7 @@ class _Printed:
         if self._show_json is not None:
             self._show_json(shown)
         else:
-            for line in (*([] if self._is_first else [""]), *self._head(shown), *self._body(shown, None)):
+            for line in (*([] if self._is_first else [""]), *self._head(shown), *self._body(shown, None, False)):
                 output.echo(line)
         self._is_first, self._waits = False, False
 
@@ -161,7 +162,10 @@ class _Screen:
     def show(self, shown: Status, past: Histories | None) -> None:
         """Draw it."""
         drawn = None if past is None else _drawn(shown, past)
-        self._last = list(self._head(shown)), list(self._body(shown, drawn))
+        head, body = _lines(self._head(shown)), _lines(self._body(shown, drawn, False))
+        if len(head) + len(body) >= shutil.get_terminal_size((80, 24)).lines:
+            body = _lines(self._body(shown, drawn, True))
+        self._last = head, body
         self._lost = 0.0
         self._draw(*self._last)
 
@@ -173,17 +177,19 @@ class _Screen:
         self._draw([output.state("Unhealthy", waiting), *head], body)
 
     @staticmethod
-    def _draw(head: Sequence[str], body: Sequence[str]) -> None:
+    def _draw(above: Sequence[str], below: Sequence[str]) -> None:
         columns, rows = shutil.get_terminal_size((80, 24))
-        above = [line for text in head for line in text.split("\n")]
-        below = [line for text in body for line in text.split("\n")]
         room = max(rows - len(above) - 1, 1)  # the last line of the screen says how it ends
         more = len(below) - room
-        foot = f"{more} more lines; " if more > 0 else ""
+        foot = f"{more} more; " if more > 0 else ""
         shown = [*above, *below[:room]][: rows - 1]
         shown.append(output.dim(f"{foot}{output.moment(output.now())}, q ends; {LEGEND}"))
         text = (_TO_LINE_END + "\n").join(output.clipped(line, columns) for line in shown)
         output.draw(_HOME + text + _TO_LINE_END + _BELOW)
+
+
+def _lines(texts: Iterator[str]) -> list[str]:
+    return [line for text in texts for line in text.split("\n")]
 
 
 def _drawn(shown: Status, past: Histories) -> dict[tuple[str, str], str]:

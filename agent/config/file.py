@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -88,7 +89,7 @@ def _read(file: Path, data: bytes, registry: Registry) -> Config:
 
 
 def _parse(file: Path, document: str) -> dict[str, Any]:
-    found = syntax.parsed(document)
+    found = syntax.parsed(document, shlex.quote(str(file)))
     if isinstance(found, list):
         raise ConfigError(tuple(ConfigProblem(file, it.line, "", f"this is no TOML: {it.sentence}") for it in found))
     return found

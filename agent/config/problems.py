@@ -51,6 +51,11 @@ class Problems:
         """Note what is wrong with the value at this path."""
         self._found.append((path, sentence))
 
+    def place(self, path: KeyPath) -> str:
+        """Where something is written, for a sentence about something else."""
+        line = line_of(self.lines(), path)
+        return written(path) if line is None else f"{written(path)} (line {line})"
+
     def lines(self) -> Mapping[KeyPath, int]:
         """The lines of the document's keys; looked for only when something is wrong."""
         return key_lines(self._document)

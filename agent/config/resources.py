@@ -92,11 +92,15 @@ def _refuse_duplicates(tables: Sequence[Mapping[str, object]], problems: Problem
     for index, table in enumerate(tables):
         name = table.get("name")
         if isinstance(name, str) and first.setdefault(name, index) != index:
-            problems.add(("resource", index, "name"), f"resource[{first[name]}] has the name {name!r} already")
+            where = problems.place(("resource", first[name]))
+            problems.add(
+                ("resource", index, "name"), f"{where} has the name {name!r} already; give one of them another"
+            )
     templates = [(name, index) for name, index in first.items() if isinstance(name, str) and is_template(name)]
     for (one, number), (other, index) in itertools.combinations(templates, 2):
         if can_meet(one, other):
-            sentence = f"could give the same name as {one!r} of resource[{number}]: begin or end one of them otherwise"
+            where = problems.place(("resource", number))
+            sentence = f"could give the same name as {one!r} of {where}: begin or end one of them otherwise"
             problems.add(("resource", index, "name"), f"{other!r} {sentence}")
 
 

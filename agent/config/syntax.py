@@ -23,15 +23,20 @@ _INVISIBLE: Final = {
     "\u200b": "an invisible space", "\u200c": "an invisible joiner", "\u200d": "an invisible joiner",
     "\u2060": "an invisible joiner", "\ufeff": "an invisible mark (BOM)", "\x0c": "a form feed", "\x0b": "a vertical tab",
 }  # fmt: skip
-_WORDS: Final = {
+WORDS: Final = {
     "true": "true", "yes": "true", "on": "true", "enabled": "true", "false": "false", "no": "false", "off": "false",
     "disabled": "false",
 }  # fmt: skip
+"""What is written for yes and no → as TOML has it."""
 _NOTHING: Final = frozenset({"none", "null", "nil", "undefined", "~"})
 _PAIR: Final = re.compile(
     r"""^(?P<head>\s*(?P<key>(?:[A-Za-z0-9_.-]|"[^"]*"|'[^']*')+)\s*=\s*)(?P<value>.*?)(?P<tail>\s*(?:\#.*)?)$"""
 )
 _YAML: Final = re.compile(r"^\s*(?:- )?\s*(?P<key>[A-Za-z_][\w./-]*)\s*:(?:\s+(?P<value>.*?))?\s*$|^\s*- |^---\s*$")
+_CONFIG_MAP: Final = re.compile(r"""["']?\bkind["']?\s*:\s*["']?ConfigMap\b""")
+_INSIDE: Final = re.compile(r"""(?:^|[\s{,])["']?(?P<key>[\w.-]+\.toml)["']?\s*:""")
+_VALUES: Final = re.compile(r"config(?:Text)?\s*:")
+"""What the values of our chart have at their top."""
 _KEY: Final = re.compile(r"^\s*(?P<key>[^=#\[\]{}]*?)\s*=(?!=)")
 _HEADER: Final = re.compile(r"^\s*(?P<open>\[+)\s*(?P<name>[^\[\]#]*?)\s*(?P<close>\]*)\s*(?P<rest>(?:#.*)?)$")
 _OPENS: Final = re.compile(r"=\s*[\[{]")
@@ -54,10 +59,10 @@ class _Mend(NamedTuple):
     lines: Sequence[str]
 
 
-def mistakes(document: str, error: ValueError) -> list[Mistake]:
+def mistakes(document: str, error: ValueError, file: str) -> list[Mistake]:
     """What keeps this document from being TOML, of which `tomllib` has raised this error; one at least."""
     lines = document.split("\n")
-    if (other := _other_language(lines)) is not None:
+    if (other := _of_kubernetes(document, lines, file) or _other_language(lines, file)) is not None:
         return [other]
     found: list[Mistake] = []
     failure: ValueError | None = error
@@ -118,7 +123,34 @@ def _place(error: ValueError, lines: Sequence[str]) -> tuple[int, int] | None:
     return (int(found["line"]) - 1, int(found["column"])) if found["line"] else (len(lines) - 1, len(lines[-1]) + 1)
 
 
-def _other_language(lines: Sequence[str]) -> Mistake | None:
+def _of_kubernetes(document: str, lines: Sequence[str], file: str) -> Mistake | None:
+    """A ConfigMap that has the TOML inside, or what our Helm chart makes one of; with the command that takes it out."""
+    inside = _INSIDE.search(document)
+    if _CONFIG_MAP.search(document) is None or inside is None:
+        if not any(map(_VALUES.match, lines)) or not _is_yaml(lines):
+            return None
+        what, chart = "these are values of a Helm chart", f"helm template CHART --values={file}"
+    elif "{{" in document:
+        what, chart = "this is a Helm chart's template of a ConfigMap", "helm template CHART"
+    else:
+        what, chart = "this is a ConfigMap, with Fairlead's configuration inside", ""
+    line = next((n for n, it in enumerate(lines, 1) if inside and inside["key"] in it), 1)
+    key = (inside["key"] if inside else "config.toml").replace(".", r"\.")
+    made = f"{chart} --show-only=templates/config-map.yaml | " if chart else ""
+    command = f"{made}kubectl create --dry-run=client --filename={'-' if chart else file} --output=jsonpath='{{.data.{key}}}' > config.toml"
+    return Mistake(line, f"{what}, and Fairlead reads the TOML alone; `{command}` takes it out")
+
+
+def _is_yaml(lines: Sequence[str]) -> bool:
+    """Is it YAML as a whole? TOML may have a colon in any line, and YAML any text in lines that are indented."""
+    told = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    least = min((len(line) - len(line.lstrip()) for line in told), default=0)
+    outer = [line[least:] for line in told if not line[least].isspace()]
+    is_toml = any(_PAIR.match(line) or ((it := _HEADER.match(line)) and it["close"]) for line in outer)
+    return not is_toml and sum(map(bool, map(_YAML.match, outer))) * 2 > len(outer)
+
+
+def _other_language(lines: Sequence[str], file: str) -> Mistake | None:
     """YAML, JSON, or what an editor or a merge left, told once."""
     told = [(n, line) for n, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")]
     if not told:
@@ -133,10 +165,9 @@ def _other_language(lines: Sequence[str]) -> Mistake | None:
             )
         if line.strip().startswith("```"):
             return Mistake(n + 1, "this line is Markdown's, not TOML; delete it")
-    yaml = [n for n, line in told if _YAML.match(line) and not _PAIR.match(line)]
-    if len(yaml) * 2 > len(told):
-        imports = "`fairlead import FILE` turns another plugin's YAML into it"
-        return Mistake(yaml[0] + 1, f"this is YAML, and Fairlead reads TOML; {_TOML}; {imports}")
+    if _is_yaml(lines):
+        imports = f"`fairlead import {file}` turns another plugin's YAML into it"
+        return Mistake(number + 1, f"this is YAML, and Fairlead reads TOML; {_TOML}; {imports}")
     return None
 
 
@@ -209,7 +240,7 @@ def _pairs(line: str) -> Iterator[tuple[str, str]]:
     if yaml is not None and yaml["key"] and "=" not in line.partition(":")[0]:
         value = yaml["value"] or '""'
         for text in (value, _quoted(value)):
-            yield "this is YAML; TOML has = between a key and its value", f"{yaml['key']} = {text}"
+            yield "TOML has = between a key and its value, and no colon", f"{yaml['key']} = {text}"
     if (wrong := re.match(r"^(\s*[\w.-]+\s*)(?::=|==|=>|=:|\+=)\s*(.*)$", line)) is not None:
         yield "between a key and its value stands one =", f"{wrong[1].rstrip()} = {wrong[2]}"
     if (word := re.match(r"^\s*(?:export|set|let|var|const)\s+(.*)$", line)) is not None:
@@ -240,8 +271,8 @@ def _values(value: str) -> Iterator[tuple[str, str]]:
     word = value.strip("\"'").rstrip(",;").lower()
     if not value:
         yield "the key has no value", '""'
-    if word in _WORDS and not value.startswith(('"', "'")):
-        yield "yes and no are written true and false in TOML, in small letters", _WORDS[word]
+    if word in WORDS and not value.startswith(('"', "'")):
+        yield "yes and no are written true and false in TOML, in small letters", WORDS[word]
     if word in _NOTHING:
         yield "TOML has no word for nothing; leave the line out", ""
     if re.fullmatch(r"[+-]?0\d+", value):
@@ -315,8 +346,8 @@ def _collections(value: str) -> Iterator[tuple[str, str]]:
 
 
 def _value(text: str) -> str:
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
+    if text.lower() in WORDS:
+        return WORDS[text.lower()]
     return text if re.fullmatch(r"[+-]?\d[\d_]*(\.\d+)?", text) else _quoted(text)
 
 
@@ -344,7 +375,7 @@ def _over_lines(lines: list[str], number: int, said: str) -> Iterator[_Mend]:
         key = re.match(r"^\s*([\w-]+)\s*[:=]\s*$", lines[first])
         if key is not None and listed is not None:
             values = ", ".join(_value(found[1]) for line in lines[first + 1 : end] if (found := item.match(line)))
-            yield _Mend(first, end, "this is YAML; a list of TOML stands in brackets", [f"{key[1]} = [{values}]"])
+            yield _Mend(first, end, "a list of TOML stands in brackets", [f"{key[1]} = [{values}]"])
     start = next((n for n in range(min(number, len(lines) - 1), -1, -1) if _OPENS.search(_outside(lines[n]))), None)
     if start is None:
         return
@@ -382,9 +413,9 @@ def _open(lines: Sequence[str]) -> list[str]:
     return found
 
 
-def parsed(document: str) -> dict[str, Any] | list[Mistake]:
-    """The tables of a document, or what keeps it from being TOML."""
+def parsed(document: str, file: str = "FILE") -> dict[str, Any] | list[Mistake]:
+    """The tables of a document, or what keeps it from being TOML; `file` is what commands about it have."""
     try:
         return tomllib.loads(document)
     except ValueError as error:  # tomllib's own, and Python's for a number of 5,000 digits
-        return mistakes(document, error)
+        return mistakes(document, error, file)

@@ -9,7 +9,7 @@ from typing import Final
 
 from backends.printable import printable
 
-Value = str | int | bool | Sequence["Value"] | Mapping[str, "Value"]
+Value = str | int | float | bool | Sequence["Value"] | Mapping[str, "Value"]
 """What our TOML can say."""
 
 _WIDTH: Final = 118
@@ -28,25 +28,26 @@ def pair(key: str, value: Value) -> Iterator[str]:
     if isinstance(value, Sequence) and len(value) > 1 and not isinstance(value, str) and isinstance(value[0], Mapping):
         yield f"{_key(key)} = ["
         for item in value:
-            yield f"    {_value(item)},"
+            yield f"    {written(item)},"
         yield "]"
     else:
-        yield f"{_key(key)} = {_value(value)}"
+        yield f"{_key(key)} = {written(value)}"
 
 
-def _value(value: Value) -> str:
+def written(value: Value) -> str:
+    """A value, on one line."""
     match value:
         case bool():
             return "true" if value else "false"
-        case int():
+        case int() | float():
             return str(value)
         case str():
             return _text(value)
         case Mapping():
-            inner = ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items())
+            inner = ", ".join(f"{_key(key)} = {written(item)}" for key, item in value.items())
             return f"{{ {inner} }}" if inner else "{}"
         case _:
-            return f"[{', '.join(map(_value, value))}]"
+            return f"[{', '.join(map(written, value))}]"
 
 
 def _key(key: str) -> str:

@@ -11,12 +11,15 @@ import functools
 import re
 import typing
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Final, Literal, Self
 
 import msgspec
 
+from agent.config import toml_text
+from agent.config.syntax import WORDS
 from agent.config.toml_lines import KeyPath
 from agent.runtime.errors import unknown
 from agent.runtime.limits import SOCKET_PATH_LIMIT
@@ -169,7 +172,38 @@ def _leaf_mistakes(value: object, wanted: Any) -> Iterator[Mistake]:
         try:
             msgspec.convert(value, wanted, dec_hook=_read)
         except msgspec.ValidationError as error:
-            yield _translated(error)
+            path, sentence = _translated(error)
+            yield path, sentence + _written(value, wanted)
+
+
+def _written(value: object, wanted: Any) -> str:
+    """What was meant by a value of another kind, as TOML writes it: with or without quotes or brackets, with a unit."""
+    for meant in _meant(value, wanted):
+        with suppress(msgspec.ValidationError):
+            msgspec.convert(meant, wanted, dec_hook=_read)
+            return f"; write: {toml_text.written(meant)}"
+    return ""
+
+
+def _meant(value: Any, wanted: Any) -> Iterator[Any]:
+    if isinstance(value, str):
+        text = value.strip().lower()
+        for read in (_truth, int, float):
+            with suppress(KeyError, ValueError):
+                yield read(text)
+    elif isinstance(value, int | float):
+        text = str(value).lower()
+        yield from (text, f"{text}s")  # of a duration
+    elif isinstance(value, list) and len(value) == 1:
+        yield from (value[0], *_meant(value[0], wanted))
+    if (item := _item_type(_branch([], wanted))) is not None:
+        yield from ([it] for it in (value, *_meant(value, item)))
+    elif _is_record(record := _branch({}, wanted)) and len(required := _required(record)) == 1:
+        yield {required[0]: value}
+
+
+def _truth(text: str) -> bool:
+    return WORDS[text] == "true"
 
 
 def _branch(value: object, wanted: Any) -> Any:

@@ -24,7 +24,7 @@ class Advice(Struct, frozen=True):
     """What a reason asks of a person."""
 
     means: str
-    """One sentence."""
+    """One sentence; empty where the device's own says it."""
     do: str
     """What to do now, one or two sentences."""
     command: str = ""
@@ -497,7 +497,7 @@ does not see that reset, so that `undrain` has to say it."""
 
 
 def advice(
-    reason: str, message: str = "", *, device: str = "", name: str = "", hardware: tuple[str, ...] = ()
+    reason: str, message: str = "", *, device: str = "", name: str = "", hardware: tuple[str, ...] = (), node: str = ""
 ) -> Advice | None:
     """What to do about a device that has this reason, with its own names in the commands; None of a reason of a third party.
 
@@ -506,6 +506,7 @@ def advice(
         message: its sentence, which tells apart what `unusable` means.
         device: its ID or key.
         name: what its driver calls it.
+        node: what Kubernetes calls the node, where a daemon has told it: a command has no NODE_NAME in its environment.
         hardware: its hardware, whose PCI address is written into commands; else one that the message or the ID has.
     """
     found = _of(reason, message)
@@ -520,13 +521,14 @@ def advice(
         "name": name or UNKNOWN,
         "address": min(addresses, default="ADDRESS"),
         "driver": driver[1] if driver else "DRIVER",
-        "node": node_name(),
+        "node": node or node_name(),
     }
     command = found.command if addresses or "{address}" not in found.command else ""
-    return Advice(*(_filled(text, names) for text in (found.means, found.do, command, found.ends)))
+    means = "" if found.means.casefold() in message.casefold() else found.means
+    return Advice(*(_filled(text, names) for text in (means, found.do, command, found.ends)))
 
 
-def of_device(it: Device | Explanation, name: str) -> Advice | None:
+def of_device(it: Device | Explanation, name: str, node: str = "") -> Advice | None:
     """What to do about a device with this name of its driver's; of a drained one, also about what the drain covers."""
     asked = partial(
         advice,
@@ -534,6 +536,7 @@ def of_device(it: Device | Explanation, name: str) -> Advice | None:
         device=it.ids[0] if len(it.ids) == 1 else it.key,
         name=name,
         hardware=it.hardware,
+        node=node,
     )
     found = asked(it.reason)
     if found is None or it.condition != "Drained":
@@ -581,7 +584,8 @@ def _filled(text: str, names: Mapping[str, str]) -> str:
 
 def told(it: Advice) -> Iterator[tuple[str, str]]:
     """Its parts as a person reads them, each with its label."""
-    yield "means", f"{it.means[:1].upper()}{it.means[1:]}."
+    if it.means:
+        yield "means", f"{it.means[:1].upper()}{it.means[1:]}."
     yield "do", it.do
     if it.command:
         yield "run", it.command

@@ -23,6 +23,7 @@ from agent.runtime.errors import FairleadError, shown, some
 from backends.base import AllocationRefused, Backend, ContainerEdits, Device, Grant, Problem, Resource
 
 _NAMED: Final = 8  # devices in one sentence
+_AGAIN: Final = " Create the pod again."
 
 
 def _nobody(_slot: SlotKey) -> tuple[views.Holder, ...]:
@@ -128,7 +129,7 @@ def _device(known: Knowledge, found: Found, others: Iterable[Found]) -> views.Ex
         **of_drain(_said(known, device.hardware | device.depends), known.wall),
         problems=tuple(_problems(known, found)),
         gift=gift,
-        refusal=refusal,
+        refusal=_without_a_pod(refusal),
     )
 
 
@@ -194,7 +195,7 @@ def _gone(known: Knowledge, hardware: frozenset[str]) -> views.Explanation:
         held=held(known, first.resource, ids),
         **_health(known, slot),
         signals=_signals(known, hardware),
-        refusal=unfit(first.resource, slot) if slot else "",
+        refusal=_without_a_pod(unfit(first.resource, slot)) if slot else "",
     )
 
 
@@ -284,6 +285,11 @@ def _gift(known: Knowledge, name: str, ids: Sequence[str]) -> tuple[views.Gift |
         return None, unfit(name, slot)
     gift, refusal = _edits(known.backends[resource.spec.backend], resource, Grant(slot.id, slot.device))
     return gift, refusal if slot.health.offered else unfit(name, slot)
+
+
+def _without_a_pod(refusal: str) -> str:
+    """A refusal without what it asks of the pod's owner: a person asks here about a device, and there may be no pod."""
+    return refusal.replace(" Create the pod again; if it happens again, ", " If it stays so, ").replace(_AGAIN, "")
 
 
 def _edits(backend: Backend[Any], resource: Resource[Any], grant: Grant) -> tuple[views.Gift | None, str]:

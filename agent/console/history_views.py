@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import groupby, pairwise
+from typing import Final
 
 from msgspec.structs import astuple, replace
 
-from agent.console.views import Explanation, Histories, History, Note, Period
+from agent.console.views import ENDED, Explanation, Fault, Histories, History, Note, Period
 from agent.history import timeline
 from agent.history.book import Key
 from agent.history.recorder import Recorder
 from agent.runtime.chunked_work import in_slices
+
+_BAD: Final = (timeline.DEGRADED, timeline.UNHEALTHY)
+_THEN: Final[Mapping[str, str]] = {
+    timeline.HEALTHY: "then it was well again",
+    timeline.DRAINED: "then it was drained",
+    timeline.GONE: "then it was gone",
+    timeline.UNKNOWN: "then Fairlead did not run",
+}
 
 
 def history_of(noted: Recorder, it: Explanation, former: Iterable[Key]) -> History:
@@ -20,6 +30,22 @@ def history_of(noted: Recorder, it: Explanation, former: Iterable[Key]) -> Histo
     keys = [noted.tombs().get((name, it.key), (name, it.key)) for name in names if name]
     key = keys[0] if it.resource else next((key for key in (*former, *keys) if key in known), None)
     return replace(_history(noted, key, key) if key else History(it.key, ""), notes=it.notes)
+
+
+def last_fault(past: History, covered: str) -> Fault | None:
+    """The last fault that is over; `covered` is what the device has now beside a drain."""
+    alike = [list(group) for _, group in groupby(past.periods, key=lambda it: (it.state, it.reason))]
+    for bad, after in reversed(list(pairwise(alike))):
+        first, last, then = bad[0], bad[-1], after[0]
+        if first.state not in _BAD or (then.state == timeline.DRAINED and covered == first.reason):
+            continue
+        notes = (it for it in past.notes if it.reason == first.reason and it.time >= first.begins)
+        end = next((it for it in notes if it.message.startswith(ENDED)), None)
+        if end is not None:
+            return Fault(first.reason, first.message, first.begins, end.time, end.message.partition(";")[0])
+        by = _THEN.get(then.state, f"then it had {then.reason}")
+        return Fault(first.reason, first.message, first.begins, last.ends, by)
+    return None
 
 
 def notes_of(noted: Recorder, it: Explanation) -> tuple[Note, ...]:

@@ -21,6 +21,8 @@ ENDS: Final[Mapping[str, str]] = {
     "operator": "`fairlead undrain`",
 }
 """What `backends.base.Clears` says, for a person."""
+ENDED: Final = "ended by"
+"""How a note of what ended a fault begins."""
 
 
 _DRAINED: Final = "drained"  # `agent.health.judgement.DRAINED`; a command that shows views need not import health
@@ -253,6 +255,8 @@ class Event(msgspec.Struct, frozen=True):
     state: str = ""
     reason: str = ""
     message: str = ""
+    name: str = ""
+    """What people call the device: `H100 nvidia3`; empty if that is not known."""
 
     @property
     def condition(self) -> str:
@@ -332,6 +336,17 @@ class Note(msgspec.Struct, frozen=True, gc=False):
     """Whose it was, as `namespace/name`; several: any of these."""
 
 
+class Fault(msgspec.Struct, frozen=True):
+    """A fault that is over."""
+
+    reason: str
+    message: str
+    begins: float
+    ends: float
+    by: str
+    """What ended it, or what came then."""
+
+
 class Explanation(msgspec.Struct, frozen=True):
     """All that is known of one device: what was read, what was decided, how it is, what a pod would get."""
 
@@ -366,6 +381,10 @@ class Explanation(msgspec.Struct, frozen=True):
     """As of a `Device`."""
     until: str = ""
     """As of a `Device`."""
+    fault: Fault | None = None
+    """The last that has ended, of the last 24 hours."""
+    node: str = ""
+    """As of a `Status`."""
 
     @property
     def condition(self) -> str:

@@ -16,7 +16,7 @@ from agent.console import views
 from agent.console.control import NoSuchDeviceError, RefusedError
 from agent.console.device_views import Drawn, described, draw
 from agent.console.explanation import Knowledge, explain, find
-from agent.console.history_views import histories, history_by_key, history_of, notes_of
+from agent.console.history_views import histories, history_by_key, history_of, last_fault, notes_of
 from agent.console.node_name import node_name
 from agent.daemon.configuration_swap import ConfigurationSwap
 from agent.daemon.node import Node
@@ -259,7 +259,8 @@ class AgentControl:
         hardware = find(known, device)
         explained = explain(known, hardware, device) or self._gone(hardware)
         seen = _as_seen(explained, self._unseen(explained.backend))
-        seen = replace(seen, notes=notes_of(self._parts.node.history, seen))
+        seen = replace(seen, notes=notes_of(self._parts.node.history, seen), node=self._node)
+        seen = replace(seen, fault=last_fault(self._history_of(seen), seen.besides))
         missing = self._parts.shortfall.of(seen.backend, seen.key) if not seen.resource else None
         if missing is None:
             return seen
@@ -303,21 +304,28 @@ class AgentControl:
     def history(self, device: str) -> views.History:
         """How a device was in the last 24 hours, named as to `explain`, or by the key that it had."""
         try:
-            it = self.explain(device)
-            former = (place for place in self._parts.shortfall.former if not place.hardware.isdisjoint(it.hardware))
-            return history_of(self._parts.node.history, it, ((place.resource, place.key) for place in former))
+            return self._history_of(self.explain(device))
         except NoSuchDeviceError:
             if (gone := history_by_key(self._parts.node.history, device)) is None:
                 raise
             return gone
 
+    def _history_of(self, it: views.Explanation) -> views.History:
+        former = (place for place in self._parts.shortfall.former if not place.hardware.isdisjoint(it.hardware))
+        return history_of(self._parts.node.history, it, ((place.resource, place.key) for place in former))
+
     async def histories(self) -> views.Histories:
         """How all devices were."""
         return await histories(self._parts.node.history)
 
-    def watch(self, last: int, *, follow: bool) -> AsyncGenerator[views.Event, None]:
+    async def watch(self, last: int, *, follow: bool) -> AsyncGenerator[views.Event, None]:
         """The newest `last` events kept, then, to follow, every one as it happens."""
-        return self._parts.events.watch(last, follow=follow)
+        inventory = self._parts.node.inventory
+        async for event in self._parts.events.watch(last, follow=follow):
+            resources = () if event.name else (event.resource,) if event.resource else inventory.names()
+            slots = (inventory.slot(name, it) for it in event.device.split(", ") for name in resources)
+            names = (name_of(slot.device.attributes) for slot in slots if slot is not None and slot.device is not None)
+            yield replace(event, name=event.name or ", ".join(dict.fromkeys(filter(None, names))))
 
     # --- what an operator decides ---
 
@@ -333,17 +341,18 @@ class AgentControl:
             await self._parts.node.drain(hardware, reason, until)
         except FairleadError as error:
             raise self._refusal(error) from error
-        log.info("drained", device=device, hardware=sorted(hardware), reason=reason)
+        name = self._name_of(hardware)
+        log.info("drained", device=device, called=name, hardware=sorted(hardware), reason=reason)
         replaced = tuple(dict.fromkeys(drain.told() for drain in earlier))
         for sentence in replaced:
-            log.warning("drain-replaced", device=device, reason=sentence)
+            log.warning("drain-replaced", device=device, called=name, reason=sentence)
         ids = {(name, slot.id): slot.id for name, slot in self._slots_on(hardware) if not slot.health.offered}
         held = tuple(self._held_of(hardware, ids))
         said = (it for name in sorted(hardware) for it in self._knowledge().signals_of(name))
         besides = dict.fromkeys(it.reason for it in said if Clears.OPERATOR in it.waits_for and it.source != "operator")
         return views.Drained(
             tuple(ids.values()), tuple(it.id for it in held), self._parts.node.keeper.unkept(), replaced,
-            self._name_of(hardware), tuple(dict.fromkeys(who.name for it in held for who in it.holders)), tuple(besides),
+            name, tuple(dict.fromkeys(who.name for it in held for who in it.holders)), tuple(besides),
         )  # fmt: skip
 
     def _held_of(self, hardware: frozenset[str], slots: Container[SlotKey]) -> Iterator[views.Held]:
@@ -355,7 +364,9 @@ class AgentControl:
 
     def _name_of(self, hardware: frozenset[str]) -> str:
         """What the driver calls the one device of this hardware."""
-        return next(filter(None, (name_of(it.device.attributes) for it in self._parts.node.inventory.on(hardware))), "")
+        there = (it.device for it in self._parts.node.inventory.on(hardware))
+        former = (it.device for it in self._parts.shortfall.former if not it.hardware.isdisjoint(hardware))
+        return next(filter(None, (name_of(it.attributes) for it in (*there, *former) if it is not None)), "")
 
     async def undrain(self, device: str) -> views.Undrained:
         """Back into service: ends its drain, its quarantine, and what waits for an operator."""
@@ -365,8 +376,9 @@ class AgentControl:
             ended += self._parts.node.believe(hardware)
         except FairleadError as error:
             raise self._refusal(error) from error
-        log.info("undrained", device=device, hardware=sorted(hardware), ended=list(ended) or "nothing")
-        return views.Undrained(tuple(slot.id for _, slot in self._slots_on(hardware)), ended, self._name_of(hardware))
+        name = self._name_of(hardware)
+        log.info("undrained", device=device, called=name, hardware=sorted(hardware), ended=list(ended) or "nothing")
+        return views.Undrained(tuple(slot.id for _, slot in self._slots_on(hardware)), ended, name)
 
     def _refusal(self, error: FairleadError) -> RefusedError:
         waiting = self._parts.serving.waiting_for if isinstance(error, NotYetError) else ""

@@ -15,13 +15,17 @@ from anyio.abc import TaskGroup
 
 from agent.cdi.on_demand import Cdi
 from agent.claims.ledger import Ledger
+from agent.console.views import ENDED, ENDS
 from agent.daemon.state_keeper import StateKeeper
 from agent.discovery.changes import Changes
 from agent.hardware.queue import HardwareQueue
 from agent.hardware.releases import Releaser
 from agent.hardware.resumption import Resumer
 from agent.health import HealthBook
+from agent.health.formatting import clock
+from agent.health.latches import Latch
 from agent.history.recorder import Recorder
+from agent.history.timeline import Note
 from agent.inventory.inventory import Inventory
 from agent.inventory.lookup import unselected
 from agent.inventory.shortfall import Shortfall
@@ -74,8 +78,17 @@ class Node:
     def _commit(self, since: float | None = None) -> None:
         """Hand on what changed; `since` is when the event came that was the cause, if one was."""
         self.publisher.publish(self._clock(), since)
+        for latch, by in self.health.ended():
+            self._note_end(latch, by)
         if self.health.judgements != self._judgements:
             asyncio.get_running_loop().call_soon(self._changed.set)  # a turn later: the streams send first
+
+    def _note_end(self, latch: Latch, by: Clears) -> None:
+        """Note what ended a fault that a record told of: with it gone, nothing else tells of it."""
+        said, wall = latch.signal, self._wall()
+        if said.verdict not in _NOTED:
+            message = f"{ENDED} {ENDS[by.value]}; since {clock(wall - self._clock() + latch.since)}: {said.message}"
+            self.history.notes.add(Note(said.hardware, said.reason, message, wall))
 
     def find(self, name: str) -> frozenset[str]:
         """The hardware of this name, which what is there has, or had while it was offered; every face resolves names here.

@@ -7,7 +7,7 @@ hardware whose health changed, with its new health. What happens at one moment m
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 
 from msgspec.structs import replace
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from agent.health.drains import Drain
 from agent.health.flapping import LONGEST, Flapping
 from agent.health.judgement import Causes, Statement, compose, counts_since, statements
-from agent.health.latches import Latches
+from agent.health.latches import Latch, Latches
 from agent.health.presence import Presence
 from agent.health.probes import Probes
 from agent.health.saved_state import Handled, KeptHealth
@@ -134,6 +134,11 @@ class HealthBook:
         forgotten = self._flapping.forget(hardware)
         self._changed += forgotten
         return forgotten
+
+    def ended(self) -> Iterator[tuple[Latch, Clears]]:
+        """The latched signals that have ended since this was asked, and what ended each."""
+        while self._latches.ended:
+            yield self._latches.ended.popleft()
 
     def drain(
         self, hardware: Iterable[str], reason: str, until: float | None, now: float, wall: float

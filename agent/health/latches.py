@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Set
 from typing import Final
 
@@ -78,6 +78,8 @@ class Latches:
         self._bindings: defaultdict[str, dict[str, str]] = defaultdict(dict)  # by hardware, and backend that sees it so
         self.revision = 0
         """Raised whenever anything that is latched changes."""
+        self.ended: deque[tuple[Latch, Clears]] = deque(maxlen=_OF_ONE)
+        """What has ended, and with what, until somebody takes it."""
 
     def of(self, hardware: str) -> Iterable[Latch]:
         """The latches of this hardware."""
@@ -113,7 +115,9 @@ class Latches:
 
     def clear(self, happened: Set[Clears], hardware: str) -> bool:
         """End the latches that wait for any of this; were there any?"""
-        return self._drop([latch for latch in self.of(hardware) if latch.waits_for & happened])
+        over = [latch for latch in self.of(hardware) if latch.waits_for & happened]
+        self.ended.extend((latch, min(latch.waits_for & happened, key=lambda it: it.value)) for latch in over)
+        return self._drop(over)
 
     def bound(self, backend: str, hardware: str, binding: str) -> tuple[bool, bool]:
         """A backend sees the hardware with this binding, or none ("": gone, no driver, unknown).
@@ -149,6 +153,7 @@ class Latches:
                 self._put(replace(latch, bindings=dict(seen)))
             elif Clears.REBIND in latch.waits_for and set(seen.values()).isdisjoint(latch.bindings.values()):
                 over.append(latch)
+        self.ended.extend((latch, Clears.REBIND) for latch in over)
         self._drop(over)
         return self.revision != revision
 

@@ -113,6 +113,11 @@ class Notes:
     def _of(self, hardware: str) -> deque[Note]:
         return self._notes.setdefault(hardware, deque(maxlen=PER_HARDWARE))
 
+    def add(self, note: Note) -> None:
+        """Have one that is whole."""
+        self._of(note.hardware).append(note)
+        self._on_note()
+
     def take(self, signal: Signal, heard: float) -> None:
         """Something happened; `heard` is when, in seconds of the monotonic clock. It is told a moment later."""
         now, key = self._clock(), (signal.hardware, signal.reason)

@@ -28,6 +28,8 @@ BEAT: Final = 300.0
 """Seconds after which it is written that the daemon lives: after a crash, so much at most is not known."""
 
 _PAUSE: Final = 5.0  # seconds in which changes gather before they are written, and before the next look at who has what
+_SETTLES: Final = 2.0  # seconds from a daemon's begin to its first lists
+_BEFORE: Final = 0.1  # seconds; two clocks are read one after the other
 _RUNS: Final = 100  # of the daemon; of what was before them nothing is known
 _SHARED: Final = 16  # IDs; of a device with more, such as /dev/kvm, holders are not noted
 _HOLDERS: Final = 4  # pods that are named
@@ -135,6 +137,8 @@ class Recorder:
 
     async def _compare(self, before: Mapping[str, Slot] | None, after: Snapshot) -> None:
         resource, now = after.resource, self._wall()
+        if before is None and self._began is not None and self._clock() - self._began <= _SETTLES:
+            now = self._runs(now)[-1].began - _BEFORE  # what a daemon finds is how it is from its begin on
         self._compared[resource] = after.generation
         earlier = self._known(resource) if before is None else set[Key]()
         ids = after.slots.keys() if before is None else after.changed_since(before)

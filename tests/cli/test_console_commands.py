@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from agent.cli import commands, output
+from agent.cli import commands, devices, output
 from agent.cli.commands import fairlead
 from agent.cli.events import line as event_line
 from agent.cli.explain import lines
@@ -154,6 +154,7 @@ def test_who_holds_what(daemon: FakeDaemon, run: Run) -> None:
     assert run("status", "--pods").output.splitlines()[1].split() == [
         "team/training-0",
         "main",
+        "GPU-1",
         "nvidia.com/gpu",
         "GPU-1",
     ]
@@ -165,7 +166,7 @@ def test_what_is_held_by_a_pod_that_the_kubelet_does_not_name_says_what_is_await
     ending = replace(GPU, held=(Held("GPU-1"),))
     daemon.shown = status(Resource("nvidia.com/gpu", "gpu", True, True, devices=(ending,)))
     _, row, *awaited = run("status", "--pods").output.splitlines()
-    assert row.split() == ["(not", "named)", "nvidia.com/gpu", "GPU-1"]
+    assert row.split() == ["(not", "named)", "GPU-1", "nvidia.com/gpu", "GPU-1"]
     assert " ".join(map(str.strip, awaited)) == (
         "A pod that the kubelet does not name starts, or has ended; its device is free once the kubelet's checkpoint leaves "
         "it out, too."
@@ -297,12 +298,27 @@ def test_each_trouble_says_what_it_means_what_to_do_and_what_ends_it(daemon: Fak
     daemon.shown = broken().shown
     said = [line.strip() for line in run("status").output.splitlines()]
     at = said.index("do    Move the node's pods away and reboot it. " + advice._FAULTY_CARD)
-    assert said[at - 1] == "means The GPU has fallen off the bus."
+    assert said[at - 1].startswith("xid-79 since ")  # whose sentence has what it means
     clear = f"kubectl drain {node_name()} --ignore-daemonsets --delete-emptydir-data"
     assert said[at + 1] == f"run   {clear} && systemctl reboot"
     assert said[at + 2].startswith("ends  With a new binding")
     assert "run   fairlead undrain GPU-3" in said
     assert "run   modprobe nvidia && echo 0000:60:00.0 > /sys/bus/pci/drivers_probe" in said
+
+
+def test_commands_of_every_face_name_the_node_as_the_daemon_does(daemon: FakeDaemon, run: Run) -> None:
+    daemon.shown = replace(broken().shown, node="gpu-17")
+    assert "kubectl drain gpu-17 " in run("status").output
+    it = Explanation("GPU-2", "gpu", "1", resource="a.b/c", state="Unhealthy", reason="xid-79", node="gpu-17")
+    assert any("kubectl drain gpu-17 " in line for line in lines(it))
+
+
+def test_replies_and_events_have_the_name_that_a_person_knows(daemon: FakeDaemon, run: Run) -> None:
+    event = Event(1, 1500.0, "allocated", "nvidia.com/gpu", "GPU-1, GPU-2", name="nvidia0, nvidia1")
+    assert "nvidia.com/gpu nvidia0, nvidia1 (GPU-1, GPU-2)" in event_line(event)
+    assert "nvidia.com/gpu GPU-1 " in event_line(replace(event, name="", device="GPU-1", message="x"))
+    daemon.name = "nvidia0"
+    assert "nvidia0 (GPU-1)" in run("undrain", "GPU-1").output
 
 
 def test_no_colours_where_there_is_no_terminal(run: Run, daemon: FakeDaemon) -> None:
@@ -374,6 +390,8 @@ def test_what_ends_a_signal_is_said_as_one_would_do_it() -> None:
     latched = Signal("pci:1", "xid-79", "now", "It fell.", 0.0, True, ("operator", "our-reset"))
     said = " ".join(" ".join(lines(Explanation("GPU-2", "gpu", "1", signals=(latched,)))).split())
     assert "xid-79 (now, ends with `fairlead undrain` or a reset by Fairlead) since" in said
+    advised = Explanation("GPU-2", "gpu", "1", resource="a.b/c", state="Unhealthy", reason="xid-79", signals=(latched,))
+    assert "xid-79 (now) since" in " ".join(lines(advised))  # its advice has said what ends it
 
 
 def test_of_what_was_read_the_empty_is_left_out() -> None:
@@ -496,3 +514,10 @@ def test_what_looks_by_itself_looks_at_the_file_of_the_daemon_that_answers(
         assert "The daemon runs with /not/here/config.toml, and this looks at" in said("doctor")
     assert "ok configuration " in said("doctor")
     assert "As the hardware" not in said("discover")
+
+
+def test_the_address_of_a_made_up_device_is_short_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+    stub = replace(GPU, key="stub-0", hardware=("stub:demo.fairlead/stub/stub-0",))
+    shown = status(Resource("demo.fairlead/stub", "stub", True, True, devices=(stub,)))
+    assert not any("fairlead/stub/" in line for line in devices.table(devices.rows(shown)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from tests.cli.daemon import running
 from tests.console.fakes import FakeDaemon
 
 HOUR = 3600
-NOON = datetime(2026, 11, 20, 12).astimezone().timestamp()
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()
 STATES = ("Healthy", "Degraded", "Unhealthy", "Drained", "Gone", "Unknown")
 PAST = (
     Period(NOON - 24 * HOUR, NOON - 18 * HOUR, "Unknown", message="Fairlead did not run"),
@@ -51,7 +51,7 @@ def test_a_strip_with_its_hours_shows_a_day_and_the_changes_stand_below_with_rea
     assert strip == "?" * 20 + "=" * 20 + "X" + "-" * 39  # nine seconds are seen
     assert hours[40:46] == "|00:00"
     assert signs == "X unhealthy  = healthy, in use  - healthy, free  ? unknown"
-    assert [change[19:].strip() for change in changes] == [
+    assert [change[23:].strip() for change in changes] == [
         "unknown: Fairlead did not run",
         "healthy, held by training/llama-0",
         "unhealthy, xid-79, held by training/llama-0: It is off the bus.",

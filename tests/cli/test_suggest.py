@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -81,6 +82,18 @@ def test_what_the_configuration_offers_is_proposed_no_more(tmp_path: Path) -> No
     assert 'name = "rdma/hca"' in shown
     assert "matches nothing" not in shown
     assert "proposals" not in json.loads(run("discover", "--json", "--config", host(tmp_path, mine)).stdout)
+
+
+def test_discover_tells_each_thing_once(tmp_path: Path) -> None:
+    planted_host(tmp_path, server())
+    kvm = '[[resource]]\nname = "devices.kubevirt.io/kvm"\nbackend = "chardev"\npaths = [{ path = "/dev/kvm" }]\n'
+    tun = kvm.replace("kvm", "tun").replace("/dev/tun", "/dev/net/tun*")
+    none = '[[resource]]\nname = "a.example/none"\nbackend = "gpu"\nselect = { vendor = "1002" }\n'
+    shown = run("discover", "--all", "--config", host(tmp_path, kvm, tun, none)).stdout
+    assert "devices.kubevirt.io/kvm: nothing; /dev/kvm does not exist\n" in shown
+    assert "a.example/none: nothing; its selector" in shown.replace("\n", " ")
+    for said in ("/dev/kvm", "a.example/none", f"0000:{H100[6]}.0", "mlx5_0"):
+        assert len(re.findall(rf"{re.escape(said)}\b", shown)) == 1, said
 
 
 def test_without_a_configuration_the_machine_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,13 +56,19 @@ def test_a_file_without_resources_is_said_to_offer_nothing(file: Path) -> None:
     ]
 
 
+def test_a_config_map_is_answered_with_the_command_for_this_very_file(tmp_path: Path) -> None:
+    file = tmp_path / "config map.yaml"
+    file.write_text("kind: ConfigMap\ndata:\n  config.toml: |\n    [[resource]]\n")
+    assert f"kubectl create --dry-run=client --filename='{file}' " in _validate("--config", str(file)).stdout
+
+
 def test_every_problem_is_printed_and_the_exit_code_is_2(file: Path) -> None:
     file.write_text(_WRONG)
     result = _validate("--config", str(file))
     assert result.exit_code == 2
     assert result.stdout.splitlines() == [
         f"{file}:2: agent.resinc: there is no key 'resinc'; did you mean 'resync'?",
-        f"{file}:3: agent.probe: expected a duration such as '5s', got 1",
+        f"{file}:3: agent.probe: expected a duration such as '5s', got 1; write: \"1s\"",
     ]
 
 
@@ -150,3 +156,8 @@ def test_the_version_is_told() -> None:
     result = CliRunner().invoke(fairlead, ["--version"])
     assert result.exit_code == 0
     assert result.stdout.startswith("fairlead 0.")
+
+
+@pytest.mark.parametrize(("option", "said"), [("--bogus", "'--bogus'.\n"), ("--pod", "mean '--pods'?\n")])
+def test_a_wrong_option_is_answered_with_a_near_one_alone(option: str, said: str) -> None:
+    assert CliRunner().invoke(fairlead, ["status", option]).output.endswith(said)

@@ -100,7 +100,7 @@ def test_on_eighty_columns_there_is_room_for_the_last_hour_and_the_pod(config: s
 @pytest.mark.parametrize("command", ["devices", "status"])
 def test_the_head_stays_and_what_has_no_room_is_counted(command: str, config: str, tmp_path: Path) -> None:
     with running(node(), tmp_path / "admin.sock"), Terminal(command, "--watch", "--config", config) as terminal:
-        lines = terminal.shows("q ends", "more lines")
+        lines = terminal.shows("q ends", " more; ")
         assert len(lines) == 12
         assert lines[0].startswith("Fairlead 1.2.3 on ")
         assert "20 devices, all well" in lines[1]
@@ -108,12 +108,36 @@ def test_the_head_stays_and_what_has_no_room_is_counted(command: str, config: st
             assert "LAST HOUR" in lines[2]
             assert "team/training-0" in lines[3]
             assert "█" in lines[4]
-            assert "12 more lines" in lines[-1]
+            assert "12 more; " in lines[-1]
             assert "▁ free ▃ used ▅ drained ▆ degraded █ bad · gone" in lines[-1]
         terminal.type("q")
         assert terminal.ended() == 0
         assert terminal.said.startswith("\x1b[?1049h")
         assert terminal.screen.endswith("\x1b[?1049l") or terminal.said.endswith("\x1b[?1049l")
+
+
+def test_without_room_for_all_troubles_and_what_to_do_come_first(config: str, tmp_path: Path) -> None:
+    fallen = replace(GPU, state="Unhealthy", reason="xid-79", message="It fell off its bus.", name="nvidia20")
+    (resource,) = node().shown.resources
+    devices = (*resource.devices, replace(fallen, key="GPU-20", ids=("GPU-20",), hardware=("pci:0000:20:00.0",)))
+    shown = FakeDaemon(status(replace(resource, devices=devices)))
+    with running(shown, tmp_path / "admin.sock"):
+        with Terminal("status", "--watch", "--config", config, columns=80, rows=24) as terminal:
+            text = click.unstyle("\n".join(terminal.shows("nvidia20", "q ends")))
+            assert "systemctl reboot\n" in text  # a long command is folded, and can be copied as it is
+            assert (
+                text.index("systemctl reboot")
+                < text.index("RESOURCE  ")
+                < text.index("xid-79  ")
+                < text.index("GPU-00  ")
+            )
+            terminal.type("q")
+            assert terminal.ended() == 0
+        with Terminal("devices", "--watch", "--config", config) as terminal:
+            (first, *_) = [line for line in terminal.shows("nvidia20", "q ends") if "GPU-" in line or "nvidia" in line]
+            assert first.startswith("nvidia20")
+            terminal.type("q")
+            assert terminal.ended() == 0
 
 
 def test_it_outlives_the_daemon_and_goes_on_with_the_next_one(config: str, tmp_path: Path) -> None:

@@ -164,22 +164,22 @@ kubeconfig = "kubelet.conf"
 """) == [
         "2: agent.plugin_dir: 'relative' is no absolute path; it starts with '/'",
         "3: agent.resinc: there is no key 'resinc'; did you mean 'resync'?",
-        "4: agent.probe: expected a duration such as '5s', got 30",
+        "4: agent.probe: expected a duration such as '5s', got 30; write: \"30s\"",
         "5: agent.uevents: there is no choice 'kernl'; did you mean 'kernel'?",
-        "7: host.sys: expected a path, got ['/sys']",
+        "7: host.sys: expected a path, got ['/sys']; write: \"/sys\"",
         "8: htpp: there is no table 'htpp'; did you mean 'http'?",
         "11: resource[0].name: 'gpu' must have exactly one '/', as in 'example.com/widget'",
         "12: resource[0].backend: there is no backend 'chardv'; did you mean 'chardev'?",
         "13: resource[0].replicas: expected a whole number >= 1",
         "17: resource[1].count: expected a whole number, got a string",
-        "19: resource[1].paths[0].path: expected a string, got a whole number",
+        '19: resource[1].paths[0].path: expected a string, got a whole number; write: "1"',
         "20: resource[1].paths[1].permission: there is no key 'permission'; did you mean 'permissions'?",
         "20: resource[1].paths[1]: the key 'path' is missing",
         "22: resource[1].select: expected a table of attributes, as in { vendor = '10de' }",
         "23: resource[1].pathss: there is no key 'pathss'; did you mean 'paths'?",
         "24: resource[2]: the key 'name' is missing: the resource that pods ask for, as in 'example.com/widget'",
         "24: resource[2]: the key 'backend' is missing: one of chardev, stub, odd, failing, broken",
-        "26: kubernetes.events: expected true or false, got a string",
+        "26: kubernetes.events: expected true or false, got a string; write: true",
         "27: kubernetes.kubeconfig: 'kubelet.conf' is no absolute path; it starts with '/'",
     ]
 
@@ -195,10 +195,13 @@ _ODD = '[[resource]]\nname = "a.b/odd"\nbackend = "odd"\n'
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (_KVM + _KVM, "6: resource[1].name: resource[0] has the name 'a.b/kvm' already"),
+        (
+            _KVM + _KVM,
+            "6: resource[1].name: resource[0] (line 1) has the name 'a.b/kvm' already; give one of them another",
+        ),
         (
             _KVM.replace("kvm", "{path}", 1) + _KVM.replace("kvm", "{path}-x", 1),
-            "6: resource[1].name: 'a.b/{path}-x' could give the same name as 'a.b/{path}' of resource[0]: begin or end one of them otherwise",
+            "6: resource[1].name: 'a.b/{path}-x' could give the same name as 'a.b/{path}' of resource[0] (line 1): begin or end one of them otherwise",
         ),
         (
             _KVM.replace("kvm", "{path", 1),
@@ -339,9 +342,30 @@ parts = [
         "6: resource[0].limits: expected a whole number, got a string",
         "8: resource[0].parts[0].part_name: there is no key 'part_name'; did you mean 'part-name'?",
         "8: resource[0].parts[0]: the key 'part-name' is missing",
-        "9: resource[0].parts[1].sizes[1]: expected a whole number, got a string",
+        "9: resource[0].parts[1].sizes[1]: expected a whole number, got a string; write: 2",
         "9: resource[0].parts[1].sizes[2]: expected a whole number, got a number",
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ('backend = "chardev"\npaths = "/dev/kvm"', '[{ path = "/dev/kvm" }]'),
+        ('backend = "chardev"\npaths = { path = "/dev/kvm" }', '[{ path = "/dev/kvm" }]'),
+        ('backend = "chardev"\ncount = ["5"]\npaths = [{ path = "/dev/kvm" }]', "5"),
+        ('backend = "chardev"\nusb = [{ vendor = "0403", product = "6001", serial = 165 }]', '"165"'),
+        ('backend = "infiniband"\nports = 1', "[1]"),
+        ('backend = "gpu"\nplacement = ["spread"]', '"spread"'),
+        ('backend = "gpu"\n[agent]\nprobe = 5', '"5s"'),
+        ('backend = "gpu"\n[http]\nhosts = "node-1"', '["node-1"]'),
+    ],
+)
+def test_a_value_of_another_kind_is_answered_with_the_line_that_is_right(line: str, meant: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f'[[resource]]\nname = "a.b/c"\n{line}\n')
+    with pytest.raises(ConfigError) as error:
+        load(file)
+    assert [it.sentence.partition("; write: ")[2] for it in error.value.problems] == [meant]
 
 
 def test_a_condition_on_a_whole_list_is_told(told: Told) -> None:

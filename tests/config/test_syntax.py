@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.config.syntax import MOST, Mistake, parsed
+from tests.docs.pages import text
 
 HEAD = '[[resource]]\nname = "nvidia.com/gpu"\nbackend = "gpu"\n'
 EXAMPLE = (Path(__file__).parents[2] / "config.example.toml").read_text()
@@ -96,7 +99,8 @@ def test_one_slip_is_told_with_its_line_and_the_mend(line: str, mended: str) -> 
         (HEAD + 'select = {\n  model = "x",\n}\n', 4, 'write: select = { model = "x" }'),
         (HEAD + "paths:\n  - /dev/a\n  - /dev/b\n", 4, 'write: paths = ["/dev/a", "/dev/b"]'),
         ("resources:\n  - name: nvidia.com/gpu\n    backend: gpu\n", 1, "this is YAML"),
-        ('# mine\napiVersion: v1\nkind: ConfigMap\ndata:\n  config.toml: |\n    [[resource]]\n', 2, "`fairlead import FILE`"),
+        ('# mine\napiVersion: v1\nkind: ConfigMap\ndata:\n  config.yaml: |\n    a: b\n    c: d\n', 2, "`fairlead import FILE`"),
+        ('configText: |\n  [[resource]]\n  name = "x"\n', 1, "values of a Helm chart"),
         ('{"resource": [{"name": "x"}]}', 1, "this is JSON"),
         ("<<<<<<< HEAD\n" + HEAD + "=======\n>>>>>>> other\n", 1, "a merge has left its marks"),
         ("```toml\n" + HEAD + "```\n", 1, "Markdown's"),
@@ -124,3 +128,51 @@ def test_any_slip_in_the_example_is_told_with_a_line_of_the_file(at: int, mark: 
         assert all(it.sentence for it in found)
     else:
         assert found == tomllib.loads(document)
+
+
+IN_A_CLUSTER = """\
+apiVersion: v1
+data:
+  my.toml: |
+    [[resource]]
+    name = "nvidia.com/gpu"
+    backend = "gpu"
+kind: ConfigMap
+metadata:
+  name: fairlead
+  namespace: fairlead
+"""  # as `kubectl get configmap --output yaml` prints it
+
+
+@pytest.mark.parametrize(
+    ("document", "what"),
+    [
+        (IN_A_CLUSTER, "this is a ConfigMap"),
+        (
+            json.dumps({"kind": "ConfigMap", "apiVersion": "v1", "data": {"my.toml": "[[resource]]"}}),
+            "this is a ConfigMap",
+        ),
+        ("apiVersion: v1\nitems:\n- " + IN_A_CLUSTER.replace("\n", "\n  ") + "\nkind: List\n", "this is a ConfigMap"),
+        (
+            text("deploy/helm/fairlead/templates/config-map.yaml").replace("config.toml", "my.toml"),
+            "a Helm chart's template",
+        ),
+    ],
+)
+def test_a_config_map_is_told_what_it_is_and_how_its_toml_is_taken_out(document: str, what: str) -> None:
+    (only,) = told(document)
+    assert what in only.sentence
+    assert re.search(r"kubectl create .*jsonpath='{\.data\.my\\.toml}' > config\.toml", only.sentence)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        '[http]\nlisten: "127.0.0.1:9440"\nhosts: []\n',
+        '[[resource]]\nname = "a.b/c"\ntext = """\nkey: value\nother: value\nthird: value\n"""\nbroken\n',
+        'name = "a.b/c"\nbackend: "gpu"\nreplicas: 2\nplacement: "spread"\n',
+        '  [[resource]]\n  name: "a.b/c"\n  backend: "gpu"\n',
+    ],
+)
+def test_toml_with_colons_is_not_called_yaml(document: str) -> None:
+    assert "YAML" not in " ".join(it.sentence for it in told(document))

@@ -94,7 +94,7 @@ class FakeDaemon:
     async def undrain(self, device: str) -> Undrained:
         self._known(device)
         self.asked.append(("undrain", device))
-        return Undrained((device,), ("drained",))
+        return Undrained((device,), ("drained",), self.name)
 
     async def hand_over(self) -> HandedOver:
         return HandedOver("4711 1.2.3")

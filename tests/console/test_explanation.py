@@ -200,7 +200,7 @@ def test_an_unhealthy_device_shows_what_a_pod_would_get_and_why_it_would_not() -
     world.inventory.set_health({"d": Health(State.UNHEALTHY, "hot", "It burns.")})
     it = world.explain("d")
     assert it.gift == Gift({"X": "1"})
-    assert it.refusal == f"Device d of {A} cannot be used now: It burns. Create the pod again."
+    assert it.refusal == f"Device d of {A} cannot be used now: It burns."
 
 
 def raising(error: Exception) -> Callable[[], Any]:

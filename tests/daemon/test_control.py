@@ -7,13 +7,14 @@ import time
 import pytest
 from msgspec.structs import replace
 
+from agent.cli.explain import lines as explained
 from agent.console.control import NoSuchDeviceError, RefusedError
 from agent.console.device_views import draw
 from agent.console.views import Held, Holder, Resource
 from agent.daemon.reporting import list_warnings
 from agent.daemon.supervisor import Agent
 from agent.health import Statement
-from agent.history import recorder, timeline
+from agent.history import recorder
 from agent.model import Health, Slot, Snapshot, State
 from backends.base import Clears, Discovery, Signal, Verdict
 from tests.daemon.node import TOY, Node, pod, toys
@@ -204,6 +205,63 @@ async def test_a_drain_names_its_ids_and_those_that_pods_keep(node: Node) -> Non
         undrained = await agent.control.undrain("card 0")
         assert (undrained.ids, undrained.ended) == (drained.ids, ("drained", "xid-79"))
         assert (await agent.control.undrain("card 0")).ended == ()
+        fault = agent.control.explain("card 0").fault  # it was drained when it fell ill: no list showed it
+        assert fault is None
+        assert [it.message.partition(";")[0] for it in agent.control.explain("card 0").notes] == [
+            "ended by `fairlead undrain`"
+        ]
+
+
+async def test_events_and_replies_name_a_device_as_a_person_does_also_once_it_has_gone(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Named(Cards):
+        def discover(self, unit: str) -> Discovery:
+            (device,) = super().discover(unit).devices
+            return Discovery((replace(device, attributes={"name": (f"toy{unit[-1]}",)}),))
+
+    monkeypatch.setattr(list_warnings, "_PAUSE", 0.0)
+    backend = Named()
+    async with node.running(cards(), backends={"cards": backend}) as agent:
+        await node.has(CARDS, healthy=4)
+        await node.kubelet.admit(pod("p", 1, CARDS))
+        for line in (
+            {"event": "drained", "device": "card 1::0", "reason": "by the node's annotation"},
+            {"event": "allocated", "resource": CARDS, "ids": ["card 1::0", "card 1::1"]},
+            {"event": "device-changed", "resource": CARDS, "device": "card 0", "called": "Toy toy0"},
+        ):
+            agent.control._parts.events.note(line)
+        await until(lambda: len([*agent._shortfall.offered]) == 2)
+        backend.there = ["card 1"]
+        agent.discoverers["cards"].rescan()
+        await until(lambda: agent._shortfall.former)
+        assert (await agent.control.drain("card 0", "", None)).name == "toy0"
+        assert (await agent.control.undrain("card 0")).name == "toy0"
+        names = {it.kind: it.name async for it in agent.control.watch(100, follow=False)}
+        assert (names["drained"], names["allocated"], names["device-changed"]) == ("toy1", "toy1", "Toy toy0")
+
+
+async def test_what_has_ended_is_told_with_when_it_was_and_what_ended_it(node: Node) -> None:
+    async with node.running(cards(), backends={"cards": Cards()}) as agent:
+        await node.has(CARDS, healthy=4)
+        agent._discovery.take(xid())
+        await node.has(CARDS, healthy=2, unhealthy=2)
+        await until(lambda: agent.control.history("card 0").periods[-1].reason == "xid-79")
+        assert agent.control.explain("card 0").fault is None  # it has not ended
+        began = agent.control.history("card 0").periods[-1].begins
+        await agent.control.drain("card 0", "", None)
+        await until(lambda: agent.control.history("card 0").periods[-1].state == "Drained")
+        assert agent.control.explain("card 0").fault is None
+        await agent.control.undrain("card 0")
+        await node.has(CARDS, healthy=4)
+        await until(lambda: agent.control.history("card 0").periods[-1].state == "Healthy")
+        fault = agent.control.explain("card 0").fault
+        assert fault is not None
+        assert (fault.reason, fault.by) == ("xid-79", "ended by `fairlead undrain`")
+        assert fault.begins == pytest.approx(began, abs=0.1)
+        assert fault.ends >= agent.control.history("card 0").periods[-2].begins
+        said = [*explained(agent.control.explain("card 0"))]
+        assert any(line.startswith("  xid-79 from ") and "ended by `fairlead undrain`" in line for line in said)
 
 
 async def test_a_device_that_is_gone_is_drained_for_when_it_is_back_and_says_that_a_pod_holds_it(node: Node) -> None:
@@ -250,10 +308,10 @@ async def test_how_a_device_was_is_told_by_any_of_its_names_also_once_it_is_gone
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder, "_PAUSE", 0.0)
-    monkeypatch.setattr(timeline, "_SETTLES", 0.0)
     monkeypatch.setattr(list_warnings, "_PAUSE", 0.0)
     async with node.running(toys(2)) as agent:
         await node.has(TOY, healthy=2)
+        await until(lambda: TOY in agent.control._parts.node.history._compared)
         node.say("stub-1 unhealthy its fan is stuck")
         await node.has(TOY, healthy=1, unhealthy=1)
         await node.kubelet.admit(pod("p", 1, TOY))

@@ -67,6 +67,13 @@ class Told:
     def claims_changed(self) -> None:
         self.all.append("asked")
 
+    @property
+    def notes(self) -> Told:
+        return self
+
+    def add(self, note: object) -> None:
+        self.all.append(note)
+
 
 class Written:
     """Stands for the state file: remembers what was written."""

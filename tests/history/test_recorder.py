@@ -102,6 +102,23 @@ async def test_a_device_that_fails_is_drained_and_recovers_has_its_times_and_rea
     assert set(run.it.devices()) == {(A, "x")}  # what never changed takes no room
 
 
+async def test_a_device_that_fails_within_a_second_of_the_start_was_healthy_before() -> None:
+    first = await Run(X, Y).begin()
+    first.now = 100
+    await first.end()
+    first.now = 200
+    run = Run(X, Y, before=first)
+    await run.it.begin()
+    run.now = 201
+    run.inventory.set_health({"pci:y": ILL})
+    await run.publish()  # the first list
+    run.now = 201.5
+    await run.is_now({"pci:x": ILL})
+    run.now = 300
+    assert run.told()[-3:] == [(100, "Unknown"), (200, "Healthy"), (202, "Unhealthy")]
+    assert run.told("y")[-2:] == [(100, "Unknown"), (200, "Unhealthy")]
+
+
 async def test_a_device_that_goes_and_comes_back_was_gone_meanwhile() -> None:
     run = await Run(X, Y).begin()
     run.now = 100

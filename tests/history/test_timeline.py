@@ -58,7 +58,7 @@ def test_what_nobody_watched_is_unknown(noted: list[Change], times: list[float],
 
 def test_what_a_daemon_finds_at_its_start_is_so_from_its_start_on() -> None:
     gone, runs = Condition(GONE), [Run(NOW - 900, NOW - 600), Run(NOW - 300, NOW)]
-    assert [(it.begins, it.condition.state) for it in periods([Change(*KEY, NOW - 299, gone, "Healthy")], runs, NOW)] == [
+    assert [(it.begins, it.condition.state) for it in periods([Change(*KEY, NOW - 300.1, gone, "Healthy")], runs, NOW)] == [
         (NOW - SPAN, UNKNOWN), (NOW - 900, "Healthy"), (NOW - 600, UNKNOWN), (NOW - 300, GONE),
     ]  # fmt: skip
 

@@ -50,7 +50,7 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
             held = [it.view for it in lame if it.view is not None and it.view.held and it.reason not in _PODS_ALONE]
             why = f"{first.message.rstrip('.')} ({first.reason}){_held(it.view for it in lame if it.view)}"
             found_bad = failure if held else warning
-            yield found_bad(f"{name}: {bad} of {ids} IDs are Unhealthy; {why}.", _mends(lame))
+            yield found_bad(f"{name}: {bad} of {ids} IDs are Unhealthy; {why}.", _mends(lame, said))
         else:
             yield fine(f"{name} offers {ids}.")
         if drained := [it for it in (resource.devices if resource else ()) if it.condition == "Drained"]:
@@ -58,7 +58,7 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
             covering = [it for it in drained if it.besides]
             why = (covering or drained)[0].message.rstrip(".") + _held(covering or drained)
             sentence = f"{name}: {number} of {ids} IDs are drained; {why}."
-            yield warning(sentence, _mends(map(_lame, covering))) if covering else fine(sentence)
+            yield warning(sentence, _mends(map(_lame, covering), said)) if covering else fine(sentence)
         served |= {name} if ids else set()
     yield from _missing(found, said, served | {it for it, given in inventory.selection.given().items() if given})
     for template, given in inventory.selection.given().items():
@@ -86,7 +86,7 @@ def _missing(found: Survey, said: Status | None, served: Set[str]) -> Iterator[F
     for name in sorted(every.keys() & served):
         are = "is" if len(every[name]) == 1 else "are"
         whys = [f"{it.key}: {it.message.rstrip('.')}" for it in every[name]]
-        yield warning(f"{name}: {len(every[name])} more {are} not offered: {_first(whys)}.", _mends(every[name]))
+        yield warning(f"{name}: {len(every[name])} more {are} not offered: {_first(whys)}.", _mends(every[name], said))
 
 
 class _Lame(Struct, frozen=True):
@@ -133,12 +133,12 @@ def _known(device: Device | None) -> tuple[str, tuple[str, ...]]:
     return (name_of(device.attributes), tuple(sorted(device.hardware))) if device is not None else ("", ())
 
 
-def _mends(lame: Iterable[_Lame]) -> str:
+def _mends(lame: Iterable[_Lame], status: Status | None) -> str:
     """What to do about the first device of each reason."""
     first: dict[tuple[str, str], _Lame] = {}
     for it in lame:
         first.setdefault((it.reason, it.view.besides if it.view else ""), it)
-    told = [(it, found) for it in first.values() if (found := _advice(it)) is not None]
+    told = [(it, found) for it in first.values() if (found := _advice(it, status.node if status else "")) is not None]
     said = [
         f"{it.name or it.key} ({it.reason}): {found.do}" + (f" `{found.command}`" if found.command else "")
         for it, found in told[:_LEFT_SHOWN]
@@ -150,10 +150,10 @@ def _mends(lame: Iterable[_Lame]) -> str:
     )
 
 
-def _advice(it: _Lame) -> Advice | None:
+def _advice(it: _Lame, node: str) -> Advice | None:
     if it.view is not None:
-        return of_device(it.view, it.name)
-    return advice(it.reason, it.message, device=it.key, name=it.name, hardware=it.hardware)
+        return of_device(it.view, it.name, node)
+    return advice(it.reason, it.message, device=it.key, name=it.name, hardware=it.hardware, node=node)
 
 
 def _left(found: Survey, name: str) -> list[tuple[str, str]]:
@@ -174,8 +174,7 @@ def _nothing(found: Survey, name: str) -> Finding:
     if not (left := _left(found, name)):
         paths = ", ".join(sorted(_paths_of(found.inventory, name)))
         kind = found.inventory.kind(name)
-        own = [it for _, it in found.problems if it.subject == name] or _problems_of_paths(found, name)
-        missing = _first([it.sentence.removeprefix(f"{name}: ").rstrip(".") for it in own]) or (
+        missing = _first([it.sentence.removeprefix(f"{name}: ").rstrip(".") for it in problems_of(found, name)]) or (
             f"no device node is at {paths}" if paths else f"the backend {kind} finds no such hardware on this node"
         )
         return warning(
@@ -194,6 +193,11 @@ def _first(reasons: Sequence[str]) -> str:
 def _paths_of(inventory: Inventory, name: str) -> Iterator[str]:
     resource = inventory.resource(name)
     return node_paths(resource.spec.options) if resource is not None else iter(())
+
+
+def problems_of(found: Survey, name: str) -> list[Problem]:
+    """What is wrong with a resource itself, or with what is at its paths."""
+    return [it for _, it in found.problems if it.subject == name] or _problems_of_paths(found, name)
 
 
 def _problems_of_paths(found: Survey, name: str) -> list[Problem]:

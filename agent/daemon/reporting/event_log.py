@@ -105,6 +105,7 @@ def _event(number: int, wall: float, line: Mapping[str, Any]) -> Event:
         _words(line.get("state", "")),
         _words(word),
         ": ".join(part for part in (more, _words(sentence)) if part),
+        _words(line.get("called", "")),
     )
 
 

@@ -13,6 +13,7 @@ import structlog
 from agent.daemon.reporting.device_log import LOGGED_AT_MOST
 from agent.daemon.state_keeper import StateKeeper
 from agent.discovery.discoverer import Discoverer
+from agent.inventory.device_names import name_of
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall
 from agent.inventory.unmatched import unmatched
@@ -57,13 +58,17 @@ class ListWarnings:
             await self._keeper.write_offered()
             for it in told[:LOGGED_AT_MOST]:
                 log.warning(
-                    "device-not-offered", resource=it.resource, backend=it.backend, device=it.device, reason=it.message
-                )
+                    "device-not-offered", resource=it.resource, backend=it.backend, device=it.device,
+                    called=name_of(it.seen.attributes), reason=it.message,
+                )  # fmt: skip
             more = Counter(it.resource for it in told[LOGGED_AT_MOST:])
             for resource, count in more.items():
                 log.warning("devices-not-offered", resource=resource, count=count)
             for it in ended[:LOGGED_AT_MOST]:
-                log.info("device-offered-again", resource=it.resource, backend=it.backend, device=it.device)
+                name = name_of(it.seen.attributes)
+                log.info(
+                    "device-offered-again", resource=it.resource, backend=it.backend, device=it.device, called=name
+                )
             self._kubernetes.missing(told[:LOGGED_AT_MOST], more, ended[:LOGGED_AT_MOST])
             with anyio.move_on_after(_SELDOM):
                 await self._changed.wait()

@@ -150,7 +150,7 @@ def test_a_fault_below_a_pod_is_a_failure_and_a_drain_is_none_unless_it_covers_a
     def first(it: views.Device) -> Finding:
         kubelet, configuration = views.Kubelet("", present=True), views.Configuration("", 0.0)
         serves = views.Resource(A, KIND, registered=True, streaming=True, devices=(it,))
-        finding = look(device("d", A), said=Status("", 0.0, 0.0, kubelet, configuration, (serves,)))
+        finding = look(device("d", A), said=Status("", 0.0, 0.0, kubelet, configuration, (serves,), node="gpu-17"))
         return max(finding, key=lambda one: one.level)
 
     assert first(fallen).level is Level.FAILURE
@@ -160,6 +160,7 @@ def test_a_fault_below_a_pod_is_a_failure_and_a_drain_is_none_unless_it_covers_a
     drained = replace(fallen, reason="drained", message="an operator drained it")
     assert first(drained).level is Level.FINE
     assert first(replace(drained, besides="xid-48")).level is Level.WARNING
+    assert "kubectl drain gpu-17 " in first(replace(fallen, reason="xid-79")).mend  # as the daemon calls the node
     assert "--gpu-reset" in first(replace(drained, besides="xid-48", hardware=("pci:0000:3b:00.0",))).mend
 
 

@@ -9,8 +9,10 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
+from agent.console.advice import of_device, told
 from agent.console.http import app as viewers_module
 from agent.console.http.app import SharedAnswer, Viewers
+from agent.console.http.page.html import h
 from agent.console.http.page.page_parts import Picture
 from agent.console.http.page.tiles import drawn, name
 from agent.console.http.page.topology import tiles
@@ -259,3 +261,13 @@ def test_a_drained_tile_says_so_once() -> None:
     (drained,) = tiles("a.b/c", (replace(GPU, state="Unhealthy", reason="drained"),))
     (fallen,) = tiles("a.b/c", (replace(GPU, state="Unhealthy", reason="off-bus"),))
     assert ['class="reason"' in str(drawn(it)) for it in (drained, fallen)] == [False, True]
+
+
+def test_an_opened_device_says_what_to_do_in_the_words_of_explain() -> None:
+    for reason in ("xid-79", "drained", "port-down"):
+        sick = replace(GPU, state="Unhealthy", reason=reason, message="So it is.", name="nvidia3")
+        (tile,) = tiles("a.b/c", (sick,))
+        advice = of_device(sick, "nvidia3")
+        assert advice is not None
+        for _, text in told(advice):
+            assert h("i", text)[3:-4] in str(drawn(tile))

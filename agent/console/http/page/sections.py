@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from agent.console.advice import advice, of_device, told
+from agent.console.advice import advice, of_device
 from agent.console.http.page.html import Html, h, join, many, moment
-from agent.console.http.page.tiles import element, name, sign
+from agent.console.http.page.tiles import advised, element, name, sign
 from agent.console.http.page.topology import NOT_OFFERED, Machine, Node, Place, Tile
 from agent.console.http.page.troubles import Trouble
 from agent.console.views import NAMES_NOTHING, Event, Resource, Status, Template
@@ -125,8 +125,7 @@ def _next_step(trouble: Trouble) -> Html | None:
         found = of_device(it, it.name)
     if found is None:
         return None
-    rows = [join(h("dt", label), h("dd", h("code", text) if label == "run" else text)) for label, text in told(found)]
-    return h("details", h("summary", "What to do"), h("dl", rows, class_="advice"))
+    return h("details", h("summary", "What to do", h("span", found.do, class_="glance")), advised(found))
 
 
 def _link(tile: Tile) -> Html:

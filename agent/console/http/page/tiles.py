@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from agent.console.advice import Advice, of_device, told
 from agent.console.http.page import history_strip
 from agent.console.http.page.history_strip import Past
 from agent.console.http.page.html import Html, h, join, many, moment
@@ -107,17 +108,25 @@ def _about(device: Device) -> Html:
     """One state of the device, with the IDs in that state."""
     is_said = not device.reason or device.condition != device.state
     reason = device.condition if is_said else f"{device.state}: {device.reason}"
+    found = of_device(device, device.name)
     return join(
         h("p", h("strong", reason), h("br"), device.message or None, class_="health"),
-        h("dl", _rows(device)),
+        join(h("p", "What to do:"), advised(found)) if found is not None else None,
+        h("dl", _rows(device, ends="" if found is not None and found.ends else device.ends)),
     )
 
 
-def _rows(device: Device) -> Iterator[Html]:
+def advised(it: Advice) -> Html:
+    """What a reason asks of a person."""
+    rows = [join(h("dt", label), h("dd", h("code", text) if label == "run" else text)) for label, text in told(it)]
+    return h("dl", rows, class_="advice")
+
+
+def _rows(device: Device, ends: str) -> Iterator[Html]:
     if device.since:
         yield _row("Since", moment(device.since))
-    if device.ends:
-        yield _row("Ends with", device.ends)
+    if ends:
+        yield _row("Ends with", ends)
     if len(device.ids) == 1:
         yield _row("ID", h("code", device.ids[0]))
     elif device.ids:
