@@ -89,8 +89,15 @@ class Machine(RuleBasedStateMachine):
                 self._ripen()
                 self.units_are_probed({"u": signals})
 
-    # one record never says both that something is wrong and that it is over, which in two would be one return more
-    @rule(signals=st.lists(recorded, min_size=1, max_size=2, unique_by=lambda it: (it.hardware, it.reason)))
+    # one record never says of hardware both that something is wrong and that it is over, which in two would be one return more
+    @rule(
+        signals=st.lists(recorded, min_size=1, max_size=2, unique_by=lambda it: (it.hardware, it.reason)).filter(
+            lambda signals: (
+                len({it.hardware for it in signals})
+                == len({(it.hardware, it.verdict is Verdict.FINE) for it in signals})
+            )
+        )
+    )
     def a_record_comes(self, signals: list[Signal]) -> None:
         self.sequence += 1
         told = record(self.sequence, boot="boot")
