@@ -7,9 +7,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import msgspec
-from msgspec.structs import replace
 
-from agent.inventory.facts import Facts
 from agent.inventory.inventory import Inventory
 from agent.model import Held
 from backends.base import (
@@ -102,8 +100,7 @@ def reconfigure(
     for kind, found in units.items():
         seen.setdefault(kind, {}).update(found)
     after = Inventory(resources, backends, it.selection)
-    replace(it.facts(), units=seen).teach(after, Facts())
-    after.go_on_from(it)
+    after.learn(seen, {}, *it.told())
     it.become(after)
 
 

@@ -15,8 +15,8 @@ from agent.discovery import backend_answers
 from agent.discovery.backend_answers import ask
 from agent.health import Statement
 from agent.inventory import lookup
-from agent.inventory.found_devices import Found
 from agent.inventory.inventory import Inventory
+from agent.inventory.selection import Found
 from agent.kubelet.allocation import unfit
 from agent.model import Slot, SlotKey
 from agent.runtime.errors import FairleadError, shown, some

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import anyio
 from msgspec import Struct
-from msgspec.structs import replace
 
 from agent.config import DEFAULT_PATH, Config, ConfigError, ConfigProblem, Difference
 from agent.daemon.discovery_runner import DiscoveryRunner
@@ -24,12 +23,11 @@ from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
-from agent.inventory.facts import Facts
 from agent.inventory.inventory import Inventory
 from agent.kubernetes.runner import KubernetesParts
 from agent.runtime.chunked_work import BATCH, in_batches
 from agent.runtime.workers import Workers
-from backends.base import Backend
+from backends.base import Backend, Device, Link
 
 DECISION_DEADLINE: Final = 10.0
 """Seconds that it may take to decide who has what; 10,000 devices take less than one."""
@@ -78,37 +76,36 @@ class ConfigurationSwap(Struct):
         async with self.discovery.beside(change.backends, difference.config.agent) as fresh:
             kinds = {resource.spec.backend for resource in difference.config.resources}
             every = {kind: it for kind, it in (self.discovery.discoverers | fresh).items() if kind in kinds}
-            inventory, facts = await self._decide(difference.config, every)
+            inventory = await self._decide(difference.config, every)
 
             # no await from here on: every reader sees one configuration or the other
             found = [it.take_over(self.discovery.discoverers.get(kind)) for kind, it in fresh.items()]
             found += [it.nothing_left() for kind, it in self.discovery.discoverers.items() if kind not in kinds]
-            self._facts(every).teach(inventory, facts)
+            inventory.learn(*self._known(every))  # what happened while it was decided
             self._refuse_broken(difference.config, inventory)
-            inventory.go_on_from(self.inventory)
             for discoverer in fresh.values():
                 discoverer.watches()
 
-            self.inventory.become(inventory)
+            self.inventory.become(inventory, fresh.keys())
             self.discovery.exchange(every)
             self.config = difference.config
             await self._tell(difference, fresh, found)
 
-    async def _decide(self, config: Config, every: Mapping[str, Discoverer]) -> tuple[Inventory, Facts]:
-        """An inventory for the configuration, and the facts that it knows; made in a thread.
+    async def _decide(self, config: Config, every: Mapping[str, Discoverer]) -> Inventory:
+        """An inventory for the configuration that knows what is known now; made in a thread.
 
         Raises:
             Exception: it cannot be made; a TimeoutError where a backend hangs that is asked for IDs.
         """
         backends = {kind: it.backend for kind, it in every.items()}
-        inventory, facts = Inventory(config.resources, backends, self.inventory.selection), self._facts(every)
+        inventory = Inventory(config.resources, backends, self.inventory.selection)
         workers = Workers("reload", 1)
         try:
             with anyio.fail_after(DECISION_DEADLINE):
-                await workers.start(partial(facts.teach, inventory, Facts()))
+                await workers.start(partial(inventory.learn, *self._known(every)))
         finally:
             workers.close()
-        return inventory, facts
+        return inventory
 
     def _refuse_broken(self, config: Config, inventory: Inventory) -> None:
         """Refuse resources whose devices would have no IDs any more.
@@ -120,25 +117,25 @@ class ConfigurationSwap(Struct):
         if fresh := [f"{name}: {why}" for name, why in broken.items() if name not in before]:
             raise ConfigError(tuple(ConfigProblem(config.source or DEFAULT_PATH, None, "", why) for why in fresh))
 
-    def _facts(self, every: Mapping[str, Discoverer]) -> Facts:
-        """All there is to know now, seen by these."""
-        return replace(
-            self.inventory.facts(),
-            units={kind: dict(it.known.items()) for kind, it in every.items()},
-            links={kind: it.links() for kind, it in every.items()},
-        )
+    def _known(
+        self, every: Mapping[str, Discoverer]
+    ) -> tuple[Mapping[str, Mapping[str, tuple[Device, ...]]], Mapping[str, Mapping[str, tuple[Link, ...]]], Any, Any]:
+        """All there is to know now, seen by these, as `Inventory.learn` takes it."""
+        units = {kind: dict(it.known.items()) for kind, it in every.items()}
+        return units, {kind: it.links() for kind, it in every.items()}, *self.inventory.told()
 
     async def _tell(self, difference: Difference, fresh: Mapping[str, Discoverer], found: Iterable[Changes]) -> None:
         """Tell all parts of the new configuration; no list is sent before its health is known."""
         self.discovery.listen()
         for discoverer in fresh.values():
             discoverer.rescan()  # what happened since it looked
-        with self.node.publisher.withheld():
+        try:
             for changes in found:
                 async for (part,) in in_batches(changes.in_parts(BATCH), 1):
                     self.node.judge(part)
                 self.discovery.sight_soon(changes)
-        self.node.ready(fresh)
+        finally:
+            self.node.ready(fresh)
         resources = self.inventory.selection.in_force()
         self.serving.configure(it.name for it in resources if it.configured in difference.new)
         self.jobs.close()  # threads that only backends of before needed

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Set
 from typing import Final
 
 import structlog
@@ -48,22 +47,11 @@ class Publisher:
         self._features, self._counts, self._kubernetes = features, counts, kubernetes
         self._untold: deque[tuple[Snapshot | None, Snapshot]] = deque()
         self._telling: asyncio.Task[None] | None = None
-        self._is_withheld = False
+        self._in_force: Set[str] = frozenset()
         self._revision = self._names_revision = -1
-
-    @contextmanager
-    def withheld(self) -> Iterator[None]:
-        """Publish nothing meanwhile: what is known is not all there is to know."""
-        self._is_withheld = True
-        try:
-            yield
-        finally:
-            self._is_withheld = False
 
     def publish(self, now: float, since: float | None = None) -> None:
         """Publish what has changed, at this monotonic time; `since` is when the event came that was the cause, if one was."""
-        if self._is_withheld:
-            return
         for snapshot in self._inventory.take(now):
             before = self._serving.publish(snapshot, since)
             # after the streams have sent it, which takes them two turns of the loop
@@ -74,7 +62,9 @@ class Publisher:
         if self._inventory.names_revision != self._names_revision:
             self._names_revision = self._inventory.names_revision
             self._serving.follow(self._inventory.names())
-            if given := self._inventory.selection.take_given():
+            known, in_force = self._in_force, self._inventory.selection.in_force()
+            self._in_force = {it.name for it in in_force}
+            if given := [it for it in in_force if it.template and it.name not in known]:
                 for it in given:
                     log.info("resource-named", resource=it.name, backend=it.spec.backend, template=it.template)
                 self._node.tasks.start_soon(self._adopter.adopt_what_is_new)

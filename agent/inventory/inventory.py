@@ -1,30 +1,30 @@
-"""Owns the lists: takes devices, health and claims, and gives one `Snapshot` for each resource that changed.
+"""Keeps what is known and what was decided of it: takes devices, health and claims, gives a `Snapshot` of each list that changed.
 
-Pure and incremental: a change touches the slots it concerns, not the list they are in. Every method that
-takes something in marks what it altered; `take` hands out the snapshots of altered resources.
+`decision.decide` says what follows from all that is known. Here is what makes that cheap: a change has decided again what it
+may concern, which are the devices that share hardware, a place or an ID with what changed, directly or through others, and
+the claims on these (`Index.connected`). All other answers are kept. `decide` of everything gives the same lists at any time.
 
-Rules (design, "inventory"): a device joins the first resource that selects it, if none of its hardware
-belongs to another resource; claims beat match order; an ID that is claimed but has no device stays as an
-Unhealthy tombstone (kubelet contract: A7); another card at the same key is other hardware.
+Every method that takes something in has all lists written when it returns. `take` hands out those that changed since the
+last time, which a list knows (`lists.py`).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, Final
 
-from agent.inventory.competition import assign
-from agent.inventory.facts import Facts
-from agent.inventory.found_devices import Found, Indexes
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from agent.inventory.decision import decide, is_meant_for_one
+from agent.inventory.lists import Listing, bytes_of
 from agent.inventory.lookup import Place, find, places_of
-from agent.inventory.selection import Selection
-from agent.inventory.slot_writer import SlotWriter
-from agent.inventory.slots import Listing
-from agent.inventory.tombstones import Holdings, is_same
-from agent.model import Health, Held, Slot, SlotKey, Snapshot, State
-from agent.runtime import garbage
+from agent.inventory.selection import Found, Selection
+from agent.inventory.tombstones import Holdings, given_to, is_same
+from agent.model import HEALTHY, Health, Held, Slot, SlotKey, Snapshot, State
+from agent.runtime import garbage, limits
 from backends.base import Backend, Device, Link, Resource
 
 KEPT: Final = 86400.0
@@ -44,13 +44,13 @@ class Inventory:
         backends: Mapping[str, Backend[Any]],
         before: Selection | None = None,
     ) -> None:
-        """`resources` are in order, templates included; `before` is what was configured until now (`go_on_from`)."""
+        """`resources` are in order, templates included; `before` is what was configured until now (`become`)."""
         self.selection = Selection(resources, backends, before)
         """As the config has it now, and what its templates have given."""
         self._units: defaultdict[str, dict[str, tuple[Found, ...]]] = defaultdict(dict)
         """Backend → unit → its devices."""
         self._links: defaultdict[str, dict[str, Sequence[Link]]] = defaultdict(dict)
-        self._index = Indexes()
+        self._index = Index()
         self._pile = garbage.Pile()
         self._crowded: defaultdict[str, dict[Found, None]] = defaultdict(dict)
         """Resource → the devices that its list had no room for."""
@@ -59,8 +59,6 @@ class Inventory:
         self._held = Holdings()
         self._foreign = Holdings()
         self._lists: dict[str, Listing] = {name: Listing(name) for name in self.selection.resources}
-        known = self.selection, self._index, self._health, self._held, self._foreign
-        self._slots = SlotWriter(*known, self._lists)
         self._ready: set[str] = set()
         self.revision = 0
         """Raised whenever other devices are there, or have other places, or other resources."""
@@ -82,17 +80,12 @@ class Inventory:
         known.update(links)
         for unit in [unit for unit, found in links.items() if not found]:
             del known[unit]
-        moved: set[Found] = set()
+        stale, slots = set[Found](), set[SlotKey]()
         self.revision += bool(units)
         for unit, devices in units.items():
-            self._replace_unit(backend, unit, devices, moved)
-        if self._crowded:
-            self._make_room(moved)
-        if moved:
-            self._settle(moved)
-        self._slots.write_touched()
-        if self._slots.strict:
-            self._slots.withhold()
+            self._replace_unit(backend, unit, devices, stale, slots)
+        self._make_room(stale)
+        self._decide(stale, slots)
 
     def set_health(self, changes: Mapping[str, Health]) -> None:
         """The health of hardware changed."""
@@ -101,74 +94,52 @@ class Inventory:
                 self._health.pop(hardware, None)
             else:
                 self._health[hardware] = health
-        self._slots.write_minding(changes)
+        self._decide({it for name in changes for it in self._index.minding(name)})
 
     def claim(self, held: Iterable[Held]) -> bool:
         """Pods hold these from now on, or hold them with other hardware than was known; may any list be another then?"""
-        moved: set[Found] = set()
-        changed: list[Held] = []
-        foreign: set[str] = set()  # hardware
+        stale, slots = set[Found](), set[SlotKey]()
         for claim in held:
             if claim.slot in self._foreign.by_slot:
-                foreign |= self._foreign.remove(claim.slot).hardware
+                stale.update(self._index.owners(self._foreign.remove(claim.slot).hardware))
             if claim.foreign:
                 self._foreign.add(claim)
-                foreign |= claim.hardware
+                stale.update(self._index.owners(claim.hardware))
                 continue
             before = self._held.add(claim)
             if before == claim:
                 continue
-            if before is not None:
-                changed.append(before)
-                moved |= self._concerned(before)
             if claim.resource not in self.selection.resources:
-                self._bring(claim.resource, claim.backend)
+                slots |= self._bring(claim.resource, claim.backend)
             self._lists[claim.resource].claims[claim.id] = claim
-            if (home := self._home(claim)) is None:
-                moved |= self._concerned(claim)
-            elif before is None and not self._slots.minds_claim(home, claim):
+            if before is None and self._is_as_expected(claim):
                 continue
-            changed.append(claim)
-        if changed or foreign:
-            self._claims_changed(changed, moved, foreign)
-        return bool(changed or foreign)
+            slots.add(claim.slot)
+            if before is not None:
+                stale |= self._touched_by(before)
+        self._decide(stale, slots)
+        return bool(stale or slots)
 
     def unclaim(self, ended: Iterable[Held]) -> None:
         """These claims have ended."""
-        moved: set[Found] = set()
-        changed: list[Held] = []
-        foreign: set[str] = set()
+        stale, slots = set[Found](), set[SlotKey]()
         for claim in ended:
             if claim.slot in self._foreign.by_slot:
-                foreign |= self._foreign.remove(claim.slot).hardware
+                stale.update(self._index.owners(self._foreign.remove(claim.slot).hardware))
             if claim.slot not in self._held.by_slot:
                 continue
-            known = self._held.remove(claim.slot)
-            changed.append(known)
-            self.revision += claim.id not in self._lists[claim.resource].owners  # a tombstone goes
-            del self._lists[claim.resource].claims[claim.id]
-            moved |= self._concerned(known)
-        self._claims_changed(changed, moved, foreign)
-
-    def _claims_changed(self, changed: Sequence[Held], moved: set[Found], foreign: set[str]) -> None:
-        """Write the slots of these claims, settle `moved`, write what depends on `foreign` hardware or on being held."""
-        self._slots.write_all(claim.slot for claim in changed)
-        self._slots.touch_claims(changed)
-        if moved:
-            self._settle(moved)
-        held = {hardware for claim in changed for hardware in claim.hardware if hardware in self._health}
-        self._slots.write_minding(foreign.union(name for name in held if self._health[name].while_held))
-        self._slots.write_touched()
-        if self._slots.strict:
-            self._slots.withhold()
+            known, listing = self._held.remove(claim.slot), self._lists[claim.resource]
+            del listing.claims[claim.id]
+            self.revision += claim.id not in listing.owners  # a tombstone goes
+            if self._is_as_expected(known, ends=True):
+                continue
+            slots.add(claim.slot)
+            stale |= self._touched_by(known)
+        self._decide(stale, slots)
 
     def ready(self, backend: str) -> None:
         """The backend has had its first scan, or its time for it is up: its resources may be listed."""
-        if backend not in self._ready:
-            self._ready.add(backend)
-            for name, listing in self._lists.items():
-                if self.selection.kind(name) == backend:
-                    listing.dirty = True
+        self._ready.add(backend)
 
     def touch(self, resource: str) -> None:
         """Have this list sent again although nothing changed (it makes the kubelet write its checkpoint: A3)."""
@@ -177,21 +148,45 @@ class Inventory:
 
     # --- another configuration ---
 
-    def facts(self) -> Facts:
-        """What it was told of pods and of health, as it is now."""
-        return Facts(health=self._health.copy(), held=self._held.by_slot | self._foreign.by_slot)
+    def told(self) -> tuple[dict[str, Health], dict[SlotKey, Held]]:
+        """Copies of what it was told of health and of pods, which a thread may read."""
+        return self._health.copy(), self._held.by_slot | self._foreign.by_slot
 
-    def go_on_from(self, before: Inventory) -> None:
-        """Continue the lists of `before`, so that only slots that differ count as changed; `before` is not altered."""
-        self.revision, self.names_revision = before.revision + 1, before.names_revision + 1
-        self.selection.go_on_from(before.selection)
-        self._empty = before._empty
-        self._ready = before._ready & {resource.spec.backend for resource in self.selection.written.values()}
-        for name, listing in before._lists.items():
-            self._lists.setdefault(name, Listing(name)).go_on_from(listing)
+    def learn(
+        self,
+        units: Mapping[str, Mapping[str, Sequence[Device]]],
+        links: Mapping[str, Mapping[str, Sequence[Link]]],
+        health: Mapping[str, Health],
+        held: Mapping[SlotKey, Held],
+    ) -> None:
+        """Take in that this is all that is known; what is the same object as before costs next to nothing.
 
-    def become(self, other: Inventory) -> None:
-        """Take over the whole state of `other`, in one step that cannot fail; `other` must not be used afterwards."""
+        Args:
+            units: backend → unit → its devices.
+            links: the same for links.
+            health: of hardware that is not healthy.
+            held: what pods hold, by slot.
+        """
+        sick, known = self.told()
+        self.unclaim([claim for slot, claim in known.items() if slot not in held])
+        self.claim([claim for slot, claim in held.items() if known.get(slot) is not claim])
+        changed = {name for name in health.keys() | sick.keys() if health.get(name) is not sick.get(name)}
+        self.set_health({name: health.get(name, HEALTHY) for name in changed})
+        for backend, found in units.items():
+            gone = dict.fromkeys(self._units[backend].keys() - found.keys(), ())
+            unlinked = dict.fromkeys(self._links[backend].keys() - links.get(backend, {}).keys(), ())
+            self.update(backend, {**found, **gone}, {**links.get(backend, {}), **unlinked})
+
+    def become(self, other: Inventory, unready: Set[str] = frozenset()) -> None:
+        """Take over the whole state of `other`, which must not be used afterwards; only slots that differ count as changed.
+
+        Backends that are `unready` have more to tell before their lists may be sent.
+        """
+        other.revision, other.names_revision = self.revision + 1, self.names_revision + 1
+        other._empty = self._empty
+        other._ready = (self._ready & set(other.selection.kinds())) - unready
+        for name, listing in self._lists.items():
+            other._lists.setdefault(name, Listing(name)).go_on_from(listing)
         vars(self).update(vars(other))
 
     # --- what comes out ---
@@ -232,8 +227,10 @@ class Inventory:
 
     def device(self, slot: SlotKey) -> Device | None:
         """The device that has a slot's ID now; not one that a pod holds under an ID that it does not have."""
-        found = self._lists[slot[0]].owners.get(slot[1]) if slot[0] in self._lists else None
-        return found.device if found else None
+        return owner.device if (owner := self._owner(slot)) else None
+
+    def _owner(self, slot: SlotKey) -> Found | None:
+        return self._lists[slot[0]].owners.get(slot[1]) if slot[0] in self._lists else None
 
     def slots(self, resource: str) -> Mapping[str, Slot]:
         """All slots of a resource as they are now."""
@@ -252,7 +249,7 @@ class Inventory:
         """The devices that own any of this hardware; those that depend on it too, if `minding`."""
         if not minding:
             return self._index.owners(hardware)
-        found = {it for name in hardware for it in self._index.minded.get(name, ())}
+        found = {it for name in hardware for it in self._index.minding(name)}
         return sorted(found, key=lambda it: it.ref)
 
     def claims(self, resource: str) -> Mapping[str, Held]:
@@ -265,17 +262,32 @@ class Inventory:
 
     def held_elsewhere(self, resource: str) -> Iterator[tuple[str, Held]]:
         """The IDs that no pod gets since one has their hardware through another plugin's resource, each with that claim."""
-        for found in self.on(self._foreign.by_hardware):
-            if found.placed and found.placed.resource == resource and (claim := self._slots.held_elsewhere(found)):
-                yield found.placed.ids[0], claim
+        for it in self.on(self._foreign.by_hardware):
+            if (at := it.placed) is None or at.resource != resource or len(at.ids) > 1:
+                continue
+            claim = self._foreign.first_of(it.device.hardware)
+            if claim is not None and (resource, at.ids[0]) not in self._held.by_slot:
+                yield at.ids[0], claim
 
     def why_not_again(self, slot: SlotKey) -> Health | None:
-        """Why an ID that a pod holds, as far as is known here, is not to be given to the next one; None if it may be."""
-        return self._slots.why_not_again(slot)
+        """Why an ID that a pod holds, as far as is known here, is not to be given to the next one; None if it may be.
+
+        It stays healthy for that pod. The kubelet learns first that the pod has ended, and another plugin may have given
+        the hardware away by then.
+        """
+        behind = self._behind(slot) if slot in self._held.by_slot else None
+        return behind.barred if behind is not None else None
 
     def is_for_one(self, slot: SlotKey) -> bool:
         """May only one pod at a time have what is behind this ID, as far as the operator has said?"""
-        return slot[0] in self._lists and self._slots.is_for_one(slot)
+        behind = self._behind(slot)
+        return behind is not None and is_meant_for_one(behind.device, behind.placed)
+
+    def _behind(self, slot: SlotKey) -> Found | None:
+        """The device that has an ID; else that which the pod was given that holds it."""
+        if (owner := self._owner(slot)) is not None or (claim := self._held.by_slot.get(slot)) is None:
+            return owner
+        return next((it for it in given_to(claim, self._index.at) if is_same(claim, it.device)), None)
 
     def links(self, backend: str) -> list[Link]:
         """All links between devices of a backend."""
@@ -325,26 +337,28 @@ class Inventory:
 
     # --- devices come and go ---
 
-    def _replace_unit(self, backend: str, unit: str, devices: Sequence[Device], moved: set[Found]) -> None:
-        """Swap a unit's devices; adds to `moved` the devices that need a decision."""
-        fresh = {(device.resource, device.key): device for device in devices}
-        units, there = self._units[backend], {}
-        for found in units.get(unit, ()):
+    def _replace_unit(
+        self, backend: str, unit: str, devices: Sequence[Device], stale: set[Found], slots: set[SlotKey]
+    ) -> None:
+        """Swap a unit's devices; adds to `stale` the devices, and to `slots` the IDs, that need a decision."""
+        units = self._units[backend]
+        before = units.get(unit, ())
+        if len(before) == len(devices) and all(it.device is device for it, device in zip(before, devices, strict=True)):
+            return
+        fresh, there = {(device.resource, device.key): device for device in devices}, dict[Any, Found]()
+        for found in before:
             key = found.device.resource, found.device.key
             if fresh.get(key) == found.device:
                 there[key] = found
             else:
-                self._remove(found, moved)
+                self._remove(found, stale, slots)
         for key, device in fresh.items():
             if key not in there:
                 found = there[key] = Found(backend, unit, device, (), ())
                 self._select(found)
                 self._index.add(found)
                 self._pile.grow(1)
-                self._slots.touch(found)
-                if device.unusable:
-                    self._slots.rewrite_tombstones(device)
-                moved.add(found)
+                stale.add(found)
         if there:
             units[unit] = tuple(there.values())
         else:
@@ -357,79 +371,227 @@ class Inventory:
         for resource in without_room:
             self._crowded[resource][found] = None
 
-    def _make_room(self, moved: set[Found]) -> None:
-        """Ask again about the devices that found no room, where there is some; adds to `moved` as `_replace_unit`."""
+    def _make_room(self, stale: set[Found]) -> None:
+        """Ask again about the devices that found no room, where there is some; adds to `stale` as `_replace_unit`."""
         for resource, crowded in self._crowded.items():
             while crowded and resource not in self._index.full:
                 found = next(iter(crowded))
                 del crowded[found]
-                moved |= {found, *self._index.remove(found)}
+                stale |= {found, *self._index.remove(found)}
                 self._select(found)
                 self._index.add(found)
 
-    def _remove(self, found: Found, moved: set[Found]) -> None:
-        """Forget a device; adds to `moved` those that may now have what it had."""
+    def _remove(self, found: Found, stale: set[Found], slots: set[SlotKey]) -> None:
+        """Forget a device; adds to `stale` those that may now have what it had, and to `slots` what pods have of it."""
         self._pile.grow(-1)
-        self._slots.touch(found)
         for crowded in self._crowded.values():
             crowded.pop(found, None)
-        moved |= self._index.remove(found)
-        moved.discard(found)
+        slots |= self._claims_on(found)
+        stale |= self._index.remove(found)
+        stale.discard(found)
+        self._withdraw(found, slots)
+
+    def _withdraw(self, found: Found, slots: set[SlotKey]) -> None:
+        """Take a device out of the list it is in; its IDs, of which `slots` gets all, have no device then."""
         if (place := found.placed) is not None:
-            claims = self._lists[place.resource].claims
-            given = (claims[device_id].hardware for device_id in claims and claims.keys() & set(place.ids))
-            moved.update(self._index.owners(frozenset[str]().union(*given)))  # kept back once the IDs have no device
-            self._slots.withdraw(found, place)
-        if found.device.unusable:
-            self._slots.rewrite_tombstones(found.device)
+            found.placed, owners = None, self._lists[place.resource].owners
+            for device_id in place.ids:
+                del owners[device_id]
+                slots.add((place.resource, device_id))
 
     # --- who gets what ---
 
-    def _concerned(self, claim: Held) -> set[Found]:
-        return {*self._index.wanted[claim.resource].get(claim.id, ()), *self._index.owners(claim.hardware)}
-
-    def _settle(self, moved: set[Found]) -> None:
-        """Find a place for these devices and for all that compete with them."""
-        rivals = {it.ref: it for it in sorted(self._index.connected(moved, self._held.by_slot), key=lambda it: it.ref)}
-        outcome = assign(
-            {ref: (found.device, found.candidates) for ref, found in rivals.items()},
-            self._held.by_slot,
-            self._held.by_hardware,
-            self.selection.stands_for,
-        )
-        for ref, placed in outcome.placed.items():
-            if placed.value:
-                self._bring(placed.resource, rivals[ref].backend, placed.value)
-        changed = [found for ref, found in rivals.items() if outcome.placed.get(ref) != found.placed]
+    def _decide(self, stale: Collection[Found], slots: Collection[SlotKey] = ()) -> None:
+        """Decide about these devices and IDs and all that is connected with them, and write what differs into the lists."""
+        if not (stale or slots):
+            return
+        found, held, alone = self._connected(stale, slots)
+        decision = decide(self.selection, found, self._health, held, self._foreign)
+        loose, again = set(slots), set[SlotKey]()
+        changed = [it for it in found if decision.placed.get(it) is not it.placed]
         self.revision += bool(changed)
-        for found in changed:
-            if found.placed is not None:
-                self._slots.touch(found)
-                self._slots.withdraw(found, found.placed)
-        for found in changed:
-            found.placed = outcome.placed.get(found.ref)
-            if found.placed is not None:
-                self._lists[found.placed.resource].owners.update(dict.fromkeys(found.placed.ids, found))
-                self._slots.write_device(found)
-                self._slots.touch(found)
-        for ref, found in rivals.items():
-            found.lost = outcome.rejected.get(ref, ())
-            if self._slots.minds_claims(found):
-                self._slots.write_device(found)
+        for it in changed:
+            self._withdraw(it, loose)
+        for it in changed:
+            if (place := decision.placed.get(it)) is not None:
+                it.placed = place
+                if place.value or place.resource not in self._lists:
+                    again |= self._bring(place.resource, it.backend, place.value)
+                self._lists[place.resource].owners.update(dict.fromkeys(place.ids, it))
+        for name, of_list in decision.lists.items():
+            self._lists[name].write(of_list)
+        for name, device_id in loose:
+            if name in self._lists and device_id not in decision.lists.get(name, ()):
+                self._lists[name].drop(device_id)
+        for it in found:
+            it.lost, it.barred = decision.rejected.get(it, ()), decision.barred.get(it)
+            it.is_plain = None if it in alone and it.placed is not None and it.barred is None else False
+        self._decide((), again)
 
-    def _bring(self, resource: str, backend: str, value: str = "") -> None:
-        """Have a list for this resource, which a template gives, or which is configured no more and pods hold of."""
-        if self.selection.bring(resource, backend, value) or resource not in self._lists:
+    def _connected(self, stale: Iterable[Found], slots: Iterable[SlotKey]) -> tuple[set[Found], Holdings, set[Found]]:
+        """What has to be decided together: these and whatever shares hardware, places or IDs with them, also through others.
+
+        Returns the devices, the claims, and those of the devices that share neither hardware nor IDs with others.
+        """
+        found, alone, claims = set[Found](), set[Found](), dict[SlotKey, Held]()
+        devices, waiting = list(stale), list(slots)
+        names = set[str]()  # whose devices have been looked up
+        while devices or waiting:
+            if waiting:
+                slot = waiting.pop()
+                if slot not in claims and (claim := self._held.by_slot.get(slot)) is not None:
+                    claims[slot] = claim
+                    is_new = not (claim.hardware and claim.hardware <= names and claim.place <= names)
+                    if is_new or not found.issuperset(self._index.wanted[slot[0]].get(slot[1], ())):
+                        devices += self._touched_by(claim) - found
+                        names |= claim.hardware | claim.place
+                continue
+            it = devices.pop()
+            if it in found:
+                continue
+            found.add(it)
+            rivals, neighbours = self._index.beside(it)
+            if not rivals:
+                alone.add(it)
+            devices += rivals
+            devices += neighbours
+            if self._health:  # while a pod holds this hardware, others that depend on it are otherwise, too
+                for name in it.device.hardware | it.device.depends:
+                    if name in self._health and self._health[name].while_held:
+                        devices += self._index.minding(name)
+                        waiting += self._held.by_hardware.get(name, ())
+            names |= it.device.hardware | it.device.place
+            if self._held.by_slot:
+                waiting += self._claims_on(it)
+        return found, Holdings(claims.values()), alone
+
+    def _touched_by(self, claim: Held) -> set[Found]:
+        """The devices for which a claim may matter."""
+        found = {it for name in claim.hardware | claim.place for it in self._index.at.get(name, ())}
+        found.update(self._index.wanted[claim.resource].get(claim.id, ()))
+        for name in claim.hardware if self._health else ():
+            if name in self._health and self._health[name].while_held:
+                found.update(self._index.minding(name))
+        if not claim.hardware and self.selection.is_strict(claim.resource):
+            found.update(it for wanting in self._index.wanted[claim.resource].values() for it in wanting)
+        return found
+
+    def _claims_on(self, found: Found) -> set[SlotKey]:
+        """The claims that may matter for a device: what `_touched_by` finds, seen from the device."""
+        by_hardware, by_place = self._held.by_hardware, self._held.by_place
+        names = found.device.hardware | found.device.place
+        slots = {slot for name in names for index in (by_hardware, by_place) for slot in index.get(name, ())}
+        for candidate in found.candidates:
+            name = candidate.resource
+            if (listing := self._lists.get(name)) is not None and listing.claims:
+                slots.update((name, device_id) for device_id in listing.claims.keys() & set(candidate.ids))
+                if self.selection.is_strict(name):
+                    slots.update((name, claim.id) for claim in listing.claims.values() if not claim.hardware)
+        return slots
+
+    def _is_as_expected(self, claim: Held, *, ends: bool = False) -> bool:
+        """Is a claim about the very device that has its ID, and alone has all that is there, so that no slot is another for it?
+
+        Every Allocate asks, and a thousand tokens of one device are then not decided again for each.
+        """
+        if (owner := self._owner(claim.slot)) is None or owner.lost or claim.trouble:
+            return False
+        if owner.is_plain is None and owner.placed is not None:
+            slots = self._lists[claim.resource].slots
+            owner.is_plain = all(slots[device_id].health is HEALTHY for device_id in owner.placed.ids)
+        if not owner.is_plain:
+            return False
+        device = owner.device
+        if not (is_same(claim, device) and claim.hardware <= device.hardware and claim.place <= device.place):
+            return False
+        if any(len(self._index.at[name]) > 1 for name in device.place):  # does what is beside it know that it is held?
+            first = self._held.first_of(claim.hardware)
+            return first is not None and not ends and first.slot < claim.slot and first == replace(claim, id=first.id)
+        return not ends or (len(owner.candidates) == 1 and self._health.keys().isdisjoint(device.hardware))
+
+    def _bring(self, resource: str, backend: str, value: str = "") -> set[SlotKey]:
+        """Have a list of a resource that a template gives, or that has retired; for which claims may that matter?"""
+        is_new = self.selection.bring(resource, backend, value)
+        if is_new or resource not in self._lists:
             self.names_revision += 1
             self._lists.setdefault(resource, Listing(resource))
+        return {claim.slot for claim in self._lists[resource].claims.values()} if is_new else set()
 
-    def _home(self, claim: Held) -> Found | None:
-        """The device that a claim is about, where it has the claim's ID and all that the pod has, and no other wants that ID.
 
-        Every Allocate asks, and nothing is to be decided then.
-        """
-        found = self._lists[claim.resource].owners.get(claim.id)
-        if found is None or len(self._index.wanted[claim.resource][claim.id]) > 1:
-            return None
-        has_all = claim.hardware <= found.device.hardware and is_same(claim, found.device)
-        return found if has_all else None
+_Index = dict[str, tuple[Found, ...]]
+
+
+class Index(Struct, frozen=True):
+    """Where a piece of hardware, a place or an ID leads."""
+
+    at: _Index = field(default_factory=dict)
+    """Hardware, or a place → who owns it or is there."""
+    below: _Index = field(default_factory=dict)
+    """Hardware → who depends on it."""
+    wanted: defaultdict[str, _Index] = field(default_factory=lambda: defaultdict(dict))
+    """Resource → ID → whose it would be."""
+    contested: set[str] = field(default_factory=set)
+    """Resources of which two devices have had the same ID."""
+    sizes: Counter[str] = field(default_factory=Counter)
+    """Resource → the bytes of a list with all that it would have."""
+    full: dict[str, str] = field(default_factory=dict)
+    """Resources whose lists would be longer than can be sent, each with why it takes no more devices."""
+
+    def owners(self, hardware: Iterable[str]) -> list[Found]:
+        """The devices that own any of this, in the order of their refs."""
+        owners = {it for name in hardware for it in self.at.get(name, ()) if name in it.device.hardware}
+        return sorted(owners, key=lambda it: it.ref) if len(owners) > 1 else list(owners)
+
+    def minding(self, name: str) -> Iterator[Found]:
+        """The devices that own this hardware, or depend on it."""
+        yield from (it for it in self.at.get(name, ()) if name in it.device.hardware)
+        yield from self.below.get(name, ())
+
+    def beside(self, found: Found) -> tuple[set[Found], set[Found]]:
+        """The other devices that share hardware or an ID with this one, and those that share a place."""
+        rivals, neighbours = set[Found](), set[Found]()
+        for name in found.device.hardware | found.device.place:
+            if len(filed := self.at[name]) > 1:
+                (rivals if name in found.device.hardware else neighbours).update(filed)
+        for candidate in found.candidates:
+            if candidate.resource in self.contested:
+                for filed in map(self.wanted[candidate.resource].__getitem__, candidate.ids):
+                    rivals.update(filed)
+        return rivals - {found}, neighbours - {found}
+
+    def add(self, found: Found) -> None:
+        """File a device."""
+        for candidate in found.candidates:
+            resource = candidate.resource
+            self.sizes[resource] += bytes_of(candidate.ids, found.device.numa_node)
+            if (size := self.sizes[resource]) > limits.MESSAGE_LIMIT and resource not in self.full:
+                fit = (len(self.wanted[resource]) + len(candidate.ids)) * limits.MESSAGE_LIMIT // size
+                self.full[resource] = f"its list is full: {fit:,} such IDs fit in the 4 MiB that a kubelet receives"
+        alone = (found,)
+        for index, keys in self._places(found):
+            if index.keys().isdisjoint(keys):
+                index.update(dict.fromkeys(keys, alone))
+            else:
+                index.update({key: (*index.get(key, ()), found) for key in keys})
+                self.contested.update(it.resource for it in found.candidates if index is self.wanted[it.resource])
+
+    def remove(self, found: Found) -> set[Found]:
+        """Take a device out; those that were filed beside it."""
+        for candidate in found.candidates:
+            self.sizes[candidate.resource] -= bytes_of(candidate.ids, found.device.numa_node)
+            if self.sizes[candidate.resource] <= limits.MESSAGE_LIMIT:
+                self.full.pop(candidate.resource, None)
+        rivals, neighbours = self.beside(found)
+        for index, keys in self._places(found):
+            for key in keys:
+                filed = index.pop(key)
+                if len(filed) > 1:
+                    index[key] = tuple(it for it in filed if it is not found)
+        return rivals | neighbours
+
+    def _places(self, found: Found) -> Iterator[tuple[_Index, Collection[str]]]:
+        """Every index, and the keys under which this device is filed there."""
+        yield self.at, found.device.hardware | found.device.place
+        yield self.below, found.device.depends - found.device.hardware
+        for candidate in found.candidates:
+            yield self.wanted[candidate.resource], candidate.ids

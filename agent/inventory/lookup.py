@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from agent.inventory.device_names import name_of
-from agent.inventory.found_devices import Found
+from agent.inventory.selection import Found
 from agent.model import Held
 from agent.runtime.errors import FairleadError, unknown
 from backends.base import Device

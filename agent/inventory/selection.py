@@ -1,4 +1,4 @@
-"""Keeps the resources in force, and says which of them select a device.
+"""Keeps the resources in force, and says which of them select a device: that is `Found` then, with a `Candidate` for each.
 
 A template stands for resources that devices bring into force by joining them, and pods by holding of them. They stay until
 they have had neither for long (`inventory.KEPT`), the process ends, or a reload takes the template away.
@@ -10,14 +10,65 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.config.templates import NamelessError, fits, is_distinctive, name_of
 from agent.discovery import backend_answers
 from agent.discovery.backend_answers import ask
-from agent.inventory.competition import Candidate
+from agent.model import Health
 from agent.runtime.errors import shown
 from backends.base import Backend, Device, Resource
+
+
+class Candidate(Struct, frozen=True, gc=False):
+    """A resource that selects a device, and the IDs it would have there."""
+
+    resource: str
+    order: int
+    ids: tuple[str, ...]
+    value: str = ""
+    """Of which value a template made the resource's name; empty if none did."""
+
+
+Ref = tuple[str, str, str, str]
+"""Names one found device: backend, unit, the resource it was built for or "", key."""
+
+
+class Found(Struct, gc=False, eq=False):
+    """A device that was found, and what was decided of it last; the same only as itself."""
+
+    backend: str
+    unit: str
+    device: Device
+    candidates: tuple[Candidate, ...]
+    refused: tuple[str, ...]
+    """Why the resources that do not select it do not."""
+    placed: Candidate | None = None
+    """The one that it joined, if any."""
+    lost: tuple[str, ...] = ()
+    """Why the resources that do select it did not get it."""
+    barred: Health | None = None
+    """Why no further pod may have it although it is well, if that is so."""
+    is_plain: bool | None = False
+    """Has it hardware and IDs that no other device has, and are all of them Healthy? Then a pod may get one, and no slot changes. None: look."""
+
+    @property
+    def ref(self) -> Ref:
+        """Names it."""
+        return self.backend, self.unit, self.device.resource or "", self.device.key
+
+    @property
+    def why(self) -> str:
+        """Why no resource has it, if none has."""
+        homeless = f"it was made for {self.device.resource}, which is not configured for its backend"
+        return "; ".join(self.lost + self.refused) or homeless
+
+    def why_not(self, resource: str) -> str:
+        """Why a resource that selects it does not have it: "selects it, but …"."""
+        lost = dict(refusal.split(" ", 1) for refusal in self.lost)
+        has = self.placed.resource if self.placed else ""
+        return lost.get(resource, f"selects it, but {has} comes before it in the configuration and has it")
 
 
 class Selection:
@@ -50,7 +101,6 @@ class Selection:
         self._of_kind: defaultdict[str, list[Resource[Any]]] = defaultdict(list)
         for resource in resources:
             self._of_kind[resource.spec.backend].append(resource)
-        self._news: list[Resource[Any]] = []
         self._templates = [resource for resource in resources if resource.is_template]
         for name, resource in before.resources.items() if before else ():
             now = self.written.get(resource.template)
@@ -65,6 +115,10 @@ class Selection:
     def of_kind(self, kind: str) -> Sequence[Resource[Any]]:
         """The resources of a backend, templates included, in their order."""
         return self._of_kind.get(kind, ())
+
+    def is_strict(self, name: str) -> bool:
+        """Is a resource in force to offer nothing while a pod holds an ID of it and nothing tells of which device?"""
+        return (resource := self.resources.get(name)) is not None and resource.spec.adopt == "strict"
 
     def comes_before(self, name: str, other: str) -> bool:
         """Is a resource, or a template, before another in the configuration?"""
@@ -122,24 +176,12 @@ class Selection:
             return False
         self._order[name] = self._order[giver.name]
         self.resources[name] = _given_by(giver, name)
-        self._news.append(self.resources[name])
         return True
 
     def let_go(self, name: str) -> None:
         """Have a resource that a template has given no more; a device or a claim may bring it again."""
         del self.resources[name], self._order[name]
         self.stands_for.pop(name, None)
-        self._news = [it for it in self._news if it.name != name]
-
-    def take_given(self) -> list[Resource[Any]]:
-        """The resources that templates have given since the last call."""
-        given, self._news = self._news, []
-        return given
-
-    def go_on_from(self, before: Selection) -> None:
-        """Continue from `before`: what it had given is not given now, but for what its `take_given` had not told."""
-        untold = [self.resources[it.name] for it in before._news if it.name in self.resources]
-        self._news = [it for it in self._news if it.name not in before.resources] + untold
 
     # --- devices ---
 

@@ -17,10 +17,10 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.inventory.competition import piece
-from agent.inventory.found_devices import Found
+from agent.inventory.decision import piece
 from agent.inventory.inventory import Inventory
 from agent.inventory.lookup import Place
+from agent.inventory.selection import Found
 from agent.runtime.chunked_work import in_batches
 from backends.base import Device, HostPath, Node, Resource
 

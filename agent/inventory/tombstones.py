@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
 from agent.health.presence import PLUGGED
+from agent.inventory.selection import Found
 from agent.model import FORGOTTEN, TWO_PODS, Health, Held, SlotKey, State
 from agent.runtime.errors import some
 from backends.base import Device
@@ -33,52 +34,53 @@ NOT_SEEN: Final = "not-seen"
 """The reason that faces show instead while the backend could not look whether the device is there."""
 
 
-Alike = tuple[str, frozenset[str], str, frozenset[str]]
-"""Resource, hardware, identity and place: what the claims of a device's tokens have in common."""
-
-
 class Holdings:
-    """The claims, by their slots and by their hardware."""
+    """Claims, by their slots, by their hardware and by their places."""
 
-    def __init__(self) -> None:
+    def __init__(self, claims: Iterable[Held] = ()) -> None:
         self.by_slot: dict[SlotKey, Held] = {}
         self.by_hardware: defaultdict[str, set[SlotKey]] = defaultdict(set)
         """Hardware → the slots of the pods that hold it; never an empty set."""
-        self.by_place: defaultdict[str, dict[Alike, set[str]]] = defaultdict(dict)
-        """Place → the IDs that pods hold there, those of one device together; never an empty set."""
+        self.by_place: defaultdict[str, set[SlotKey]] = defaultdict(set)
+        """The same by `Held.place`."""
+        for claim in claims:
+            self.add(claim)
 
     def add(self, claim: Held) -> Held | None:
         """Keep this claim; returns the one that its slot had before, which may be equal."""
         slot = claim.slot
-        if (before := self.by_slot.get(slot)) != claim:
-            if before is not None:
-                self.remove(slot)
-            self.by_slot[slot] = claim
-            for name in claim.hardware:
-                self.by_hardware[name].add(slot)
-            for name in places(claim):
-                self.by_place[name].setdefault(_alike(claim), set()).add(claim.id)
+        if (before := self.by_slot.get(slot)) is not None:
+            if before == claim:
+                return before
+            self.remove(slot)
+        self.by_slot[slot] = claim
+        for name in claim.hardware:
+            self.by_hardware[name].add(slot)
+        for name in claim.place:
+            self.by_place[name].add(slot)
         return before
 
     def remove(self, slot: SlotKey) -> Held:
         """Forget the claim of this slot; returns it."""
         claim = self.by_slot.pop(slot)
-        for name in claim.hardware:
-            self.by_hardware[name].discard(slot)
-            if not self.by_hardware[name]:
-                del self.by_hardware[name]
-        for name in places(claim):
-            there, alike = self.by_place[name], _alike(claim)
-            there[alike].discard(claim.id)
-            if not there[alike]:
-                del there[alike]
-            if not there:
-                del self.by_place[name]
+        for index, names in ((self.by_hardware, claim.hardware), (self.by_place, claim.place)):
+            for name in names:
+                index[name].discard(slot)
+                if not index[name]:
+                    del index[name]
         return claim
 
+    def first_of(self, hardware: Iterable[str]) -> Held | None:
+        """The first claim, by its slot, of a pod that holds any of this."""
+        slots = [slot for name in hardware for slot in self.by_hardware.get(name, ())]
+        return self.by_slot[min(slots)] if slots else None
 
-def _alike(claim: Held) -> Alike:
-    return claim.resource, claim.hardware, claim.identity, claim.place
+    def alike(self) -> list[list[Held]]:
+        """The claims, those of one device's tokens together: all that differs is the ID."""
+        groups: defaultdict[tuple[Hashable, ...], list[Held]] = defaultdict(list)
+        for it in self.by_slot.values():
+            groups[it.resource, it.hardware, it.identity, it.place, it.trouble].append(it)
+        return list(groups.values())
 
 
 def places(of: Held | Device) -> frozenset[str]:
@@ -101,6 +103,23 @@ def is_same(claim: Held, device: Device) -> bool:
     if claim.place and device.place:  # of one the other port of a socket (USB 2 and 3) may not be known yet
         return claim.place <= device.place or device.place <= claim.place
     return not claim.hardware or not claim.hardware.isdisjoint(device.hardware)
+
+
+def given_to(claim: Held, at: Mapping[str, Iterable[Found]]) -> list[Found]:
+    """The devices that have some of what a pod was given, or are where that was; those with its hardware come first.
+
+    A stick is known by its port, too: its numbers do not last.
+
+    Args:
+        claim: the pod's.
+        at: hardware, or a place → the devices there.
+    """
+    found = {it for name in claim.hardware for it in at.get(name, ()) if name in it.device.hardware}
+    there = sorted(found, key=lambda it: it.ref)
+    if claim.place and owns_its_place(claim):
+        plugged = {it for name in claim.place for it in at.get(name, ()) if name in it.device.place} - found
+        there += sorted((it for it in plugged if owns_its_place(it.device)), key=lambda it: it.ref)
+    return there
 
 
 def replaced(claim: Held, device: Device) -> Health:

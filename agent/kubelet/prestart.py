@@ -16,7 +16,7 @@ import structlog
 from agent.claims.ledger import Ledger
 from agent.discovery import backend_answers
 from agent.hardware.jobs import Job, Jobs, Kind
-from agent.inventory.conditions import condition
+from agent.inventory.decision import condition
 from agent.inventory.inventory import Inventory
 from agent.kubelet.plugin import PreStart
 from agent.model import REPLACED, Health, SlotKey, State

@@ -9,7 +9,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from agent.daemon.list_publisher import Publisher
-from agent.inventory.slots import Listing
+from agent.inventory.lists import Listing
 from agent.kubelet import lock, plugin
 from agent.kubelet.registration import Registrar
 from agent.kubelet.transport.gathered_writes import GatheringTransport

@@ -1,35 +1,34 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import permutations
 
-from agent.inventory.competition import Candidate, assign
+from agent.inventory.decision import assign
+from agent.inventory.selection import Candidate, Found
+from agent.inventory.tombstones import Holdings
 from agent.model import Held
 from backends.base import Device
-from tests.fakes import device, held
+from tests.fakes import KIND, device, held
 
 A, B = "a.example/one", "b.example/two"
 
-Rivals = dict[tuple[str, ...], tuple[Device, tuple[Candidate, ...]]]
 
-
-def rivals(*devices: Device) -> Rivals:
+def rivals(*devices: Device) -> list[Found]:
     """Each device with the resources it is `taken_by`, A before B."""
-    return {
-        (found.key,): (
-            found,
-            tuple(
-                Candidate(name, (A, B).index(name), found.attributes["ids"]) for name in found.attributes["taken_by"]
-            ),
+    return [
+        Found(
+            KIND,
+            device.unit,
+            device,
+            tuple(Candidate(it, (A, B).index(it), device.attributes["ids"]) for it in device.attributes["taken_by"]),
+            (),
         )
-        for found in devices
-    }
+        for device in devices
+    ]
 
 
-def place(competing: Rivals, *claims: Held) -> dict[str, str]:
-    by_slot = {claim.slot: claim for claim in claims}
-    by_hardware = {h: {c.slot for c in claims if h in c.hardware} for claim in claims for h in claim.hardware}
-    outcome = assign(competing, by_slot, by_hardware)
-    return {ref[0]: placed.resource for ref, placed in outcome.placed.items()}
+def place(competing: Sequence[Found], *claims: Held) -> dict[str, str]:
+    return {it.device.key: at.resource for it, at in assign(competing, Holdings(claims)).placed.items()}
 
 
 def test_the_first_resource_by_order_wins() -> None:
@@ -69,7 +68,7 @@ def test_the_outcome_does_not_depend_on_the_order_of_the_rivals() -> None:
 def test_every_refusal_of_a_resource_that_selects_it_is_kept() -> None:
     one, two = device("one", A, B, ids=["x"], hardware=["h"]), device("two", A, B, ids=["x"])
     claim = held(B, "y", device("y", hardware=["two"]))
-    outcome = assign(rivals(one, two), {claim.slot: claim}, {"two": {claim.slot}})
-    joined = {ref: (it.resource, it.ids) for ref, it in outcome.placed.items()}
-    assert joined == {("one",): (A, ("x",)), ("two",): (B, ("x",))}
-    assert outcome.rejected == {("two",): (f"{A} selects it, but two is held by a pod through {B}",)}
+    first, second = competing = rivals(one, two)
+    outcome = assign(competing, Holdings([claim]))
+    assert {it: (at.resource, at.ids) for it, at in outcome.placed.items()} == {first: (A, ("x",)), second: (B, ("x",))}
+    assert outcome.rejected == {second: (f"{A} selects it, but two is held by a pod through {B}",)}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
+from agent.inventory.decision import decide
 from agent.inventory.inventory import Inventory
 from agent.model import HEALTHY, Health, Held, Slot, State
 from backends.base import Device, Resource
@@ -303,6 +304,18 @@ class AnyOrder(RuleBasedStateMachine):
             names = {name for name, _ in places}
             assert len(names) == (found not in left_out)
             assert places == {(name, i) for name in names for i in self.ids(name, found)}
+
+    @invariant()
+    def what_was_kept_is_what_would_be_decided_of_everything_at_once(self) -> None:
+        it = self.it
+        found = [one for units in it._units.values() for of_unit in units.values() for one in of_unit]
+        decision = decide(it.selection, found, it._health, it._held, it._foreign)
+        listed = {name: slots for name, slots in decision.lists.items() if slots}
+        assert listed == {name: dict(it.slots(name)) for name in it.names() if it.slots(name)}
+        assert [(decision.placed.get(one), decision.rejected.get(one, ())) for one in found] == [
+            (one.placed, one.lost) for one in found
+        ]
+        assert [decision.barred.get(one) for one in found] == [one.barred for one in found]
 
     @invariant()
     def the_order_in_which_all_this_came_does_not_matter(self) -> None:

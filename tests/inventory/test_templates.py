@@ -61,12 +61,11 @@ def test_a_template_without_a_device_gives_no_name() -> None:
 def test_a_name_comes_with_its_first_device_and_stays_when_that_goes() -> None:
     it = inventory(resource(MIG))
     it.update(KIND, by_unit([mig("a", "1g.5gb")]))
-    assert [given.name for given in it.selection.take_given()] == [SMALL]
+    assert it.selection.given() == {MIG: (SMALL,)}
     assert [snapshot.resource for snapshot in it.take()] == [SMALL]
     it.update(KIND, {"a": ()})
     (snapshot,) = it.take()
     assert (snapshot.resource, dict(snapshot.slots), it.names()) == (SMALL, {}, [SMALL])
-    assert it.selection.take_given() == []
 
 
 def test_a_name_without_a_device_goes_after_a_day_and_comes_back_with_its_device() -> None:

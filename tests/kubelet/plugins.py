@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from grpclib.client import Channel, UnaryStreamMethod, UnaryUnaryMethod
 
-from agent.inventory.slots import Listing
+from agent.inventory.lists import Listing
 from agent.kubelet.api.v1beta1 import AllocateRequest, AllocateResponse, ContainerAllocateRequest, Empty
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.transport.server import SocketServer
@@ -54,7 +54,7 @@ class Lists:
 
     def put(self, *ids: str, health: Health = HEALTHY, numa_node: int | None = None) -> None:
         for device_id in ids:
-            self.listing.put(Slot(device_id, device(device_id, numa_node), health))
+            self.listing.write({device_id: Slot(device_id, device(device_id, numa_node), health)})
         self.publish()
 
     def drop(self, *ids: str) -> None:

@@ -21,7 +21,7 @@ from grpclib.exceptions import GRPCError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent.inventory.slots import Listing
+from agent.inventory.lists import Listing
 from agent.kubelet import plugin as plugin_module
 from agent.kubelet import wire
 from agent.kubelet.api.v1beta1 import (
@@ -331,9 +331,9 @@ def test_the_list_equals_betterprotos_after_any_sequence_of_snapshots(operations
         if what == "gone":
             listing.drop(device_id)
         elif what == "tombstone":
-            listing.put(Slot(device_id, None, SICK))
+            listing.write({device_id: Slot(device_id, None, SICK)})
         elif what in ("healthy", "sick"):
-            listing.put(Slot(device_id, device(device_id, numa), HEALTHY if what == "healthy" else SICK))
+            listing.write({device_id: Slot(device_id, device(device_id, numa), HEALTHY if what == "healthy" else SICK)})
         snapshot = listing.snapshot()
         if what == "skip":  # a generation that this list never saw
             continue
@@ -346,10 +346,10 @@ def test_the_list_equals_betterprotos_after_any_sequence_of_snapshots(operations
 def test_a_flip_encodes_that_device_and_no_other() -> None:
     listing, encoded = Listing(TOY), EncodedList()
     for n in range(100):
-        listing.put(Slot(f"d{n}", device(f"d{n}"), HEALTHY))
+        listing.write({f"d{n}": Slot(f"d{n}", device(f"d{n}"), HEALTHY)})
     encoded.apply(listing.snapshot())
     encoded.message()
-    listing.put(Slot("d7", device("d7"), SICK))
+    listing.write({"d7": Slot("d7", device("d7"), SICK)})
     with (
         patch.object(wire, "device_head", side_effect=AssertionError("a head never changes")),
         patch.object(wire, "list_item", wraps=wire.list_item) as items,
@@ -363,10 +363,11 @@ def test_a_flip_encodes_that_device_and_no_other() -> None:
 def test_a_long_list_is_encoded_some_devices_at_a_time_and_what_leaves_meanwhile_is_not_in_it() -> None:
     listing, encoded = Listing(TOY), EncodedList()
     for n in range(5):
-        listing.put(Slot(f"d{n}", device(f"d{n}"), HEALTHY))
+        listing.write({f"d{n}": Slot(f"d{n}", device(f"d{n}"), HEALTHY)})
     encoded.apply(listing.snapshot())
     assert not encoded.encode(2)
-    listing.drop(["d0", "d1"])
+    listing.drop("d0")
+    listing.drop("d1")
     snapshot = listing.snapshot()
     encoded.apply(snapshot)
     while not encoded.encode(2):

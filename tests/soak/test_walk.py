@@ -14,7 +14,7 @@ from tests.wait import until
 
 FORGETFUL = """
 from msgspec.structs import replace
-from agent.inventory.slots import Listing
+from agent.inventory.lists import Listing
 whole = Listing.snapshot
 def snapshot(self, now, size):
     found = whole(self, now, size)

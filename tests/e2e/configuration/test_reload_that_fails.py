@@ -69,7 +69,7 @@ signal.signal(signal.SIGTTOU, tell)
     [
         ("inventory", "selection", "Selection.__init__"),
         ("discovery", "discoverer", "Discoverer.__init__"),
-        ("inventory", "slots", "Listing.__init__"),
+        ("inventory", "lists", "Listing.__init__"),
         ("inventory", "selection", "Selection.select"),
     ],
 )

@@ -1,0 +1,388 @@
+"""Decides what is offered: who gets which device, and what each ID says of it. Pure.
+
+`decide` is a function of what is known: the resources, the devices, their health, and what pods hold. It keeps nothing, so
+that the order in which things happened cannot matter. `inventory.py` keeps its answers. It asks again about the devices and
+claims that a change may concern, and what differs from the answer before is what the kubelet is told. A reload asks about
+everything, for other resources.
+
+What lives how long:
+
+- A device is known until a scan of its unit does not find it. The resources that select it, and the IDs that it has there,
+  are asked for once, when it comes. A list of 4 MiB takes none that comes then, until there is room.
+- A claim lives from the Allocate until the pod has ended. While it does, its ID is listed, with a device or without.
+- The name that a template gives belongs to the value that was there first, for as long as it is served.
+- Health that is not HEALTHY is dated by whoever tells of it. What is decided here has no date: the list that shows it first
+  dates it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, partial
+from itertools import repeat
+from types import MappingProxyType
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from agent.inventory.selection import Candidate, Found, Selection
+from agent.inventory.tombstones import (
+    CROWDED,
+    GONE,
+    TROUBLES,
+    UNMAPPED,
+    Holdings,
+    beside,
+    elsewhere,
+    given_to,
+    is_same,
+    kept_back,
+    owns_its_place,
+    places,
+    replaced,
+    retired,
+    unusable,
+    withheld,
+)
+from agent.model import HEALTHY, Health, Held, Slot, SlotKey, State
+from backends.base import Device
+
+_slot: Callable[[tuple[str, Device, Health]], Slot] = partial(tuple.__new__, Slot)
+"""The slot of an ID, a device and its health: a device may have 10,000, and `Slot(…)` takes twice as long."""
+
+
+class Decision(Struct, frozen=True):
+    """What follows from all that is known."""
+
+    lists: Mapping[str, dict[str, Slot]]
+    """Resource → ID → its slot."""
+    placed: Mapping[Found, Candidate]
+    """The resource that each device joined."""
+    rejected: Mapping[Found, tuple[str, ...]]
+    """Why resources that select a device did not get it."""
+    barred: Mapping[Found, Health]
+    """Why no further pod may have a device, although its hardware is well: also one whose IDs all have pods."""
+
+
+def decide(
+    selection: Selection, found: Iterable[Found], health: Mapping[str, Health], held: Holdings, foreign: Holdings
+) -> Decision:
+    """Decide about all devices and claims, or about some that share nothing with the others (`Index.connected`).
+
+    Args:
+        selection: the resources in force.
+        found: the devices, with the resources that select each.
+        health: of hardware that is not healthy.
+        held: what pods hold through our resources.
+        foreign: what they hold through other plugins'.
+    """
+    every = sorted(found, key=_ref)
+    lists: defaultdict[str, dict[str, Slot]] = defaultdict(dict)
+    at: defaultdict[str, list[Found]] = defaultdict(list)  # hardware or place → the devices there
+    former: defaultdict[Found, list[SlotKey]] = defaultdict(list)
+    groups: list[
+        tuple[Held, list[Found], list[str]]
+    ] = []  # alike claims, the devices they are of, the IDs no device has
+    wrong: dict[SlotKey, Health] = {}
+    barred: dict[Found, Health] = {}
+
+    # 1. Each device joins the first resource that may have it. What pods hold is decided before anything else.
+    outcome = assign(every, held, selection.stands_for)
+    placed, owners = outcome.placed, outcome.owners
+
+    def is_for_one(it: Found) -> bool:
+        return is_meant_for_one(it.device, placed.get(it))
+
+    def health_of_hardware(name: str) -> Health:
+        known = health.get(name, HEALTHY)
+        return known.to_holder if name in held.by_hardware else known
+
+    def health_of(it: Found) -> Health:
+        own = condition(it.device, health_of_hardware) if health else HEALTHY
+        if foreign.by_slot and own.offered and len(ids := placed[it].ids) == 1:
+            return own if (placed[it].resource, ids[0]) in held.by_slot else _given_elsewhere(it, foreign) or own
+        return own
+
+    # 2. Only one pod may have it, and one has it through another plugin's resource.
+    if foreign.by_slot:
+        barred.update((it, why) for it in placed if len(placed[it].ids) == 1 and (why := _given_elsewhere(it, foreign)))
+
+    # 3. A pod holds an ID of a resource with `adopt = "strict"`, and nothing tells what is behind it: it may be any device.
+    for name in {claim.resource for claim in held.by_slot.values() if not claim.hardware}:
+        if selection.is_strict(name):
+            of_resource = (claim for claim in held.by_slot.values() if claim.resource == name and not claim.hardware)
+            if unmapped := frozenset(claim.id for claim in of_resource if claim.id not in owners[name]):
+                for it in placed:
+                    if placed[it].resource == name:
+                        barred.setdefault(it, withheld(unmapped))
+
+    # 4. Where is what each pod was given? A thousand tokens of one device are alike, and judged once.
+    for it in every if held.by_slot else ():
+        for name in it.device.hardware | it.device.place:
+            at[name].append(it)
+    taken: defaultdict[Found, list[SlotKey]] = defaultdict(list)
+    for alike in held.alike():
+        claim = alike[0]
+        near = given_to(claim, at)
+        same = [it for it in near if is_same(claim, it.device)]
+        having: defaultdict[Found | None, list[SlotKey]] = defaultdict(
+            list
+        )  # the device that has an ID now → the claims
+        for one in alike:
+            having[owners[one.resource].get(one.id)].append(one.slot)
+        first: dict[Found | None, SlotKey] = {}  # where it is → the first of the claims that have it there
+        for owner, slots in having.items():
+            is_behind = owner is not None and is_same(claim, owner.device)
+            home = owner if is_behind else next(iter(same), None)
+            first[home] = min(*slots, first.get(home, slots[0]))
+            if owner is not None and (why := _wrong(claim, owner.device, is_for_one=is_for_one(owner))) is not None:
+                wrong.update(dict.fromkeys(slots, why))
+            # 4a. It is a device's that has other IDs now: as many of them are kept back as pods have it so.
+            for it in near:
+                if it is not owner and it in placed:
+                    is_displaced = claim.resource != placed[it].resource or not is_behind
+                    if (is_displaced and it in same) or not claim.hardware.isdisjoint(it.device.exclusive):
+                        former[it] += slots
+        groups.append((claim, same, [device_id for _, device_id in having[None]]))
+        # 4b. A device is where a pod's is, or was: it may be the pod's, which was plugged in again or has new firmware.
+        # While the pod's is there, others have parts of what is there (the nodes of a stick): then only one that is the
+        # whole and one that is a part exclude each other.
+        for it in {it for name in places(claim) for it in at[name] if it in placed and name in places(it.device)}:
+            if is_for_one(it):
+                whole = owns_its_place(claim) != owns_its_place(it.device)
+                taken[it] += [s for h, s in first.items() if h is not it and (h is None or (is_for_one(h) and whole))]
+    for it, slots in taken.items():
+        if slots:
+            claim = held.by_slot[min(slots)]
+            barred.setdefault(it, beside(*claim.slot, min(places(claim) & places(it.device))))
+
+    # 5. The IDs of each device say how it is,
+    crowded = set[Found]()
+    for it, place in placed.items():
+        name, own, listed = place.resource, health_of(it), lists[place.resource]
+        if not held.by_slot and it not in barred:
+            listed.update(
+                zip(place.ids, map(_slot, zip(place.ids, repeat(it.device), repeat(own), strict=False)), strict=True)
+            )
+            continue
+        free = [device_id for device_id in place.ids if (name, device_id) not in held.by_slot]
+        back = kept_back(name, place.ids, free, sorted(former[it])) if it in former else {}
+        if len(former.get(it, ())) > len(free):
+            crowded.add(it)
+        says = dict.fromkeys(place.ids, own)
+        if own.offered and it in barred:  # 5a. but no pod may have those that are free,
+            says.update(dict.fromkeys(free, barred[it]))
+        says.update(back)  # 5b. some are kept back for pods that have it under other IDs,
+        for device_id in place.ids if wrong else ():  # 5c. and a pod may have been given another than is there now.
+            if (why := wrong.get((name, device_id))) is not None:
+                says[device_id] = why
+        listed.update(zip(says, map(_slot, zip(says, repeat(it.device), says.values(), strict=False)), strict=True))
+
+    # 6. An ID that a pod holds and no device has
+    for claim, same, without in groups:
+        if not without:
+            continue
+        there = [it for it in same if it in placed and placed[it].resource == claim.resource]
+        needs, has = claim.hardware, frozenset[str]().union(*(it.device.hardware for it in there))
+        if claim.place and owns_its_place(claim):
+            needs, has = claim.place, frozenset[str]().union(*(it.device.place for it in there))
+        device: Device | None = None
+        said = GONE if claim.hardware else UNMAPPED
+        if needs and needs <= has:
+            # 6a. says how that is which the pod was given, while all of it is there and in the claim's resource: the pod may
+            # start again, survive a reboot, and counts once for the scheduler. It takes the place of an ID that is kept back.
+            home = max(there, key=lambda it: len(it.device.hardware & claim.hardware))
+            states = {(state := health_of(it)).state: state for it in reversed(there)}
+            device, said = home.device, states.get(State.UNHEALTHY) or states.get(State.DEGRADED) or HEALTHY
+            said = _wrong(claim, home.device, is_for_one=is_for_one(home)) or said
+            said = said if crowded.isdisjoint(there) else CROWDED
+        # 6b. Else it is a tombstone: of a resource that is configured no more,
+        elif claim.resource not in selection.resources:
+            said = retired(claim.resource)
+        # 6c. of hardware that is there and cannot be used, or that is gone.
+        elif whys := [it.device.unusable for it in given_to(claim, at) if it.device.unusable and _share(claim, it)]:
+            said = unusable(whys[0])
+        lists[claim.resource].update((device_id, Slot(device_id, device, said)) for device_id in without)
+    return Decision(lists, placed, outcome.rejected, barred)
+
+
+def _given_elsewhere(it: Found, foreign: Holdings) -> Health | None:
+    """Why no pod of ours gets a device that a pod has through another plugin's resource; None if none has.
+
+    It keeps a device from others that only one pod may have at a time. Of one with several IDs the operator has said
+    that pods may share it; which others use it, too, is not ours to count: a plugin that lives gives such a node to
+    any number of pods (/dev/kvm, /dev/fuse). What a pod of ours has by now stays as it is, and is not given again.
+    """
+    claim = foreign.first_of(it.device.hardware)
+    return elsewhere(*claim.slot) if claim is not None else None
+
+
+def is_meant_for_one(device: Device, place: Candidate | None) -> bool:
+    """May only one pod at a time have a device, as far as the operator has said? Of several IDs, or `shared`, not."""
+    return (place is None or len(place.ids) == 1) and not (device.nodes and all(it.shared for it in device.nodes))
+
+
+def _ref(it: Found) -> tuple[str, str, str, str]:
+    return it.ref
+
+
+def _share(claim: Held, it: Found) -> bool:
+    return not claim.hardware.isdisjoint(it.device.hardware)
+
+
+def _wrong(claim: Held, device: Device, *, is_for_one: bool) -> Health | None:
+    """Why the slot of a pod that has this device, or another in its place, is Unhealthy, however the device is."""
+    if not is_same(claim, device):
+        return replaced(claim, device)
+    return TROUBLES.get(claim.trouble) if claim.trouble and is_for_one else None
+
+
+# --- health ---
+
+
+def condition(device: Device, health_of: Callable[[str], Health]) -> Health:
+    """The worst of its own hardware and of what it depends on.
+
+    One that can do with some of it is unhealthy once all its parts are, and degraded while some are.
+    """
+    if not device.parts:
+        return _worst(device.hardware | device.depends, health_of)
+    depends = _worst(device.depends.difference(*device.parts), health_of)
+    if depends.state is State.UNHEALTHY:
+        return depends
+    parts = [_worst(part, health_of) for part in device.parts]
+    bad = [health for health in parts if health.state is State.UNHEALTHY]
+    if bad and len(bad) < len(parts):
+        return _degraded(bad[0])
+    return next((health for health in (*bad, depends, *parts) if health is not HEALTHY), HEALTHY)
+
+
+def _worst(hardware: Iterable[str], health_of: Callable[[str], Health]) -> Health:
+    """Of several that are equally bad, that of the first name."""
+    states = {(health := health_of(name)).state: health for name in sorted(hardware, reverse=True)}
+    return states.get(State.UNHEALTHY) or states.get(State.DEGRADED) or HEALTHY
+
+
+@lru_cache(maxsize=256)  # the same object for the same health: lists tell by that what has changed
+def _degraded(health: Health) -> Health:
+    return replace(health, state=State.DEGRADED, while_held=None)
+
+
+# --- which resource gets which device ---
+
+
+class Outcome(Struct):
+    """The candidate that each device joined, and for each refusal the reason."""
+
+    placed: dict[Found, Candidate]
+    rejected: dict[Found, tuple[str, ...]]
+    owners: defaultdict[str, dict[str, Found]]
+    """Resource → ID → the device that has it."""
+
+
+def assign(found: Iterable[Found], held: Holdings, stands_for: Mapping[str, str] = MappingProxyType({})) -> Outcome:
+    """Decide who gets which device, among devices that share hardware or IDs with no others.
+
+    Hardware that a pod holds belongs to the pod's resource before any other decision, and the IDs that pods hold go
+    to the devices they have: those with exactly the hardware and identity that a pod was given before those with some of
+    it, and of these the one that more pods point at. Then, in the order of the config, each resource takes the devices it
+    selects whose hardware is free or already its own. A name that a template made of a value is for devices with that value
+    alone. What is exclusive is offered by one device alone, and while a pod holds it under its ID alone.
+
+    Args:
+        found: the devices, in the order of their refs.
+        held: what pods hold.
+        stands_for: name that a template gave → of which value; a device with another value cannot have it, too.
+    """
+    outcome = Outcome({}, {}, defaultdict(dict))
+    owner: dict[str, str] = {}  # hardware → resource
+    user: dict[str, Device] = {}  # hardware → the last device that got it
+    values = dict(stands_for)
+    if held.by_hardware:
+        for it in found:
+            for hardware in it.device.hardware:
+                if slots := held.by_hardware.get(hardware):
+                    owner[hardware] = min(resource for resource, _ in slots)
+    bids = [
+        (_pull(it.device, candidate, held.by_slot) if held.by_slot else (0, 0), candidate.order, it.ref, candidate, it)
+        for it in found
+        for candidate in it.candidates
+    ]
+    for *_, candidate, it in sorted(bids, key=lambda bid: bid[:3]):
+        if it in outcome.placed:
+            continue
+        device, name = it.device, candidate.resource
+        if (value := values.get(name, candidate.value)) != candidate.value:
+            why: str | None = f"that name stands for {value} already, and this has {candidate.value}"
+        else:
+            why = _obstacle(device, candidate, owner, user, outcome.owners[name], held)
+        if why is not None:
+            outcome.rejected[it] = (*outcome.rejected.get(it, ()), f"{name} selects it, but {why}")
+            continue
+        outcome.placed[it] = candidate
+        values.setdefault(name, candidate.value)
+        owner.update(dict.fromkeys(device.hardware, name))
+        user.update(dict.fromkeys(device.hardware, device))
+        outcome.owners[name].update(dict.fromkeys(candidate.ids, it))
+    return outcome
+
+
+def piece(device: Device) -> frozenset[str]:
+    """The hardware that a device is by its key: of an IOMMU group the function that names it, not its companions."""
+    named = f"pci:{device.key}"
+    return frozenset({named}) if named in device.hardware else device.hardware
+
+
+def _pull(device: Device, candidate: Candidate, claims: Mapping[SlotKey, Held]) -> tuple[int, int]:
+    """How strongly pods draw the device to the resource, the least first: minus those who have it, who may have it.
+
+    A claim that an Allocate adds to a device never puts another before it: counted, it could only have been before.
+    """
+    have = may_have = 0
+    for device_id in candidate.ids:
+        claim = claims.get((candidate.resource, device_id))
+        if claim is None:
+            continue
+        is_where_it_was = claim.place == device.place if claim.place else claim.hardware == device.hardware
+        if is_where_it_was and claim.identity in ("", device.identity, *device.aliases):
+            have += 1
+        elif not claim.hardware or not claim.hardware.isdisjoint(device.hardware) or is_same(claim, device):
+            may_have += 1
+    return -have, -may_have
+
+
+def _obstacle(
+    device: Device,
+    candidate: Candidate,
+    owner: Mapping[str, str],
+    user: Mapping[str, Device],
+    owners: Mapping[str, Found],
+    held: Holdings,
+) -> str | None:
+    """Why the resource cannot have the device, or should not offer it, or None.
+
+    It should not where it has exclusive hardware of the device under another name, or a pod holds that so. A pod's other ID
+    does not matter to a device with several, which pods share, nor to one that is held itself, nor where the pod has all of
+    the device: it is listed for that pod, and kept back from others.
+    """
+    name, ids = candidate.resource, candidate.ids
+    unshared = len(ids) == 1 and (name, ids[0]) not in held.by_slot
+    for hardware in sorted(device.hardware):
+        if (resource := owner.get(hardware, name)) != name:
+            verb = "is held by a pod through" if held.by_hardware.get(hardware) else "belongs to"
+            what = hardware if hardware in piece(device) else f"{hardware}, which goes with it,"
+            whole = user.get(hardware)
+            part = f", as part of {whole.key}" if whole is not None and hardware not in piece(whole) else ""
+            return f"{what} {verb} {resource}{part}"
+        if (other := user.get(hardware)) is not None and hardware in device.exclusive | other.exclusive:
+            return f"{hardware} is offered as {other.key} already"
+        if unshared and hardware in device.exclusive:
+            for slot in sorted(held.by_hardware.get(hardware, ())):
+                if slot[0] == name and slot[1] not in ids and not held.by_slot[slot].hardware >= device.hardware:
+                    return f"{hardware} is held by a pod as {slot[1]}"
+    if owners:
+        for device_id in ids:
+            if (owner_of_it := owners.get(device_id)) is not None:
+                return f"its ID {device_id} is that of {owner_of_it.device.key}"
+    return None
