@@ -463,7 +463,8 @@ class Inventory:
             names |= it.device.hardware | it.device.place
             if self._held.by_slot:
                 waiting += self._claims_on(it)
-        return found, Holdings(claims.values()), alone
+        held = self._held if len(claims) == len(self._held.by_slot) else Holdings(claims.values())
+        return found, held, alone
 
     def _touched_by(self, claim: Held) -> set[Found]:
         """The devices for which a claim may matter."""

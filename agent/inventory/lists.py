@@ -87,19 +87,21 @@ class Listing:
     def _date(self, now: float) -> None:
         """Date health that has no date, where the slot was listed before; of others the change was not seen."""
         dated: dict[Health, Health] = {}  # the same object for what is alike
+        last = was = told = HEALTHY  # a thousand tokens of one device are alike: once is enough
         for device_id in self._undated & self._listed.keys() & self.slots.keys():
-            slot, before = self.slots[device_id], self._listed[device_id].health
-            health = slot.health
+            _, device, health = self.slots[device_id]
             if health.since or health is HEALTHY:
                 continue  # it has been written once more
-            if before.says_what(health):
-                health = before
-            elif (known := dated.get(health)) is not None:
-                health = known
-            else:  # not `replace`, which takes four times as long
-                known = Health(health.state, health.reason, health.message, now, health.while_held)
-                dated[health] = health = known
-            self.slots[device_id] = Slot(device_id, slot.device, health)
+            before = self._listed[device_id].health
+            if health is not last or before is not was:
+                last, was = health, before
+                if before.says_what(health):
+                    told = before
+                elif (known := dated.get(health)) is not None:
+                    told = known
+                else:  # not `replace`, which takes four times as long
+                    told = dated[health] = Health(health.state, health.reason, health.message, now, health.while_held)
+            self.slots[device_id] = Slot(device_id, device, told)
         self._undated.clear()
 
     def _fitting(self) -> dict[str, Slot]:

@@ -72,7 +72,7 @@ class Holdings:
 
     def first_of(self, hardware: Iterable[str]) -> Held | None:
         """The first claim, by its slot, of a pod that holds any of this."""
-        slots = [slot for name in hardware for slot in self.by_hardware.get(name, ())]
+        slots = [min(self.by_hardware[name]) for name in hardware if name in self.by_hardware]
         return self.by_slot[min(slots)] if slots else None
 
     def alike(self) -> list[list[Held]]:
