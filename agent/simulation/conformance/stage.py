@@ -273,7 +273,8 @@ class Stage:
         """
         if not await self.offered():
             why = self.timeline().ended() or f"it had {self.terms.patience:g} s"
-            raise Skipped(f"the plugin offered nothing: {why}; see `registration-arrives`")
+            see = "list-arrives" if self.timeline().of(Asked) else "registration-arrives"
+            raise Skipped(f"the plugin offered nothing: {why}" + (f": see {see}" if not self.terms.known else ""))
         if not await self.until(lambda: bool(self.healthy())):
             raise Skipped("the plugin lists no healthy device; give it one, real or made up")
         self._subject = self.subject

@@ -46,7 +46,7 @@ class Result(Struct, frozen=True):
     why: str = ""
 
 
-_OFFERS_NOTHING: Final = "the plugin offered nothing in the scenario before, so there was nothing to try"
+_OFFERS_NOTHING: Final = "the plugin offered nothing in the scenario before"
 
 CHECKS: list[Check] = []
 """The table: `checks/` fills it, in the order of its import."""
@@ -80,10 +80,17 @@ async def run(checks: Iterable[Check], terms: Terms) -> AsyncIterator[Result]:
     by_scenario: dict[Scenario, list[Check]] = {}
     for one in checks:
         by_scenario.setdefault(one.scenario, []).append(one)
+    failed: list[str] = []
     for scenario, judged in by_scenario.items():
-        played = await _play(scenario, terms) if terms.known or not terms.is_tried else _OFFERS_NOTHING
+        if terms.known or not terms.is_tried:
+            played = await _play(scenario, terms)
+        else:
+            played = ": see ".join((_OFFERS_NOTHING, *failed[:1]))
         for one in judged:
-            yield _judge(one, played)
+            result = _judge(one, played)
+            if result.outcome is Outcome.FAIL:
+                failed.append(one.name)
+            yield result
 
 
 async def _play(scenario: Scenario, terms: Terms) -> Timeline | str:

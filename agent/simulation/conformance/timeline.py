@@ -96,11 +96,11 @@ _Of = TypeVar("_Of", Asked, Called, Did, Used, Ended, Change)
 
 
 class NotApplicable(Exception):  # noqa: N818  # no error: what a check says of a plugin that has no such feature
-    """The check has nothing to judge in this plugin; the sentence says why."""
+    """The plugin has no such feature, or this kubelet does otherwise; the sentence says which."""
 
 
 class Skipped(Exception):  # noqa: N818  # as above
-    """The check could not be made; the sentence says what it takes."""
+    """The check could not be made; the sentence says what it takes, or ends with `: see CHECK`, the failed one that it follows from."""
 
 
 class Timeline(Struct, frozen=True):

@@ -9,7 +9,7 @@ from agent.simulation.changes import Kind
 from agent.simulation.conformance.checks.registration import begun, comes
 from agent.simulation.conformance.stage import Stage
 from agent.simulation.conformance.suite import check
-from agent.simulation.conformance.timeline import Asked, Ended, NotApplicable, Timeline, first, named
+from agent.simulation.conformance.timeline import Asked, Ended, Skipped, Timeline, first, named
 
 _GRACE: Final = 10.0  # seconds; a pod has 30 by default, and its node's shutdown often fewer
 TERM, KILL = signal.SIGTERM.name, signal.SIGKILL.name
@@ -83,7 +83,7 @@ def killed_is_noticed(t: Timeline) -> str:
     path that was never used.
     """
     if killed_returns(t):
-        raise NotApplicable("it did not come back")
+        raise Skipped("it did not come back: see killed-returns")
     return "" if not t.allocatable() else "it was killed again, and the kubelet still shows its devices as healthy"
 
 
@@ -92,7 +92,7 @@ def killed_same_devices(t: Timeline) -> str:
     """Pods outlive you, with their IDs: the same device has the same ID in each of your lives."""
     after = t.since("start").until("back").health()
     if not after:
-        raise NotApplicable("it did not come back")
+        raise Skipped("it did not come back: see killed-returns")
     lost = t.until("start").health()[-1].keys() - after[-1].keys()
     return f"lost from {t.subject}: {named(lost)}" if lost else ""
 
@@ -142,7 +142,7 @@ def update_is_noticed(t: Timeline) -> str:
     old one.
     """
     if update_returns(t):
-        raise NotApplicable("it did not come back")
+        raise Skipped("it did not come back: see update-returns")
     return (
         "" if not t.allocatable() else "the new instance was killed, and the kubelet still shows its devices as healthy"
     )

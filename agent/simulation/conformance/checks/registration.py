@@ -11,7 +11,7 @@ import anyio
 from agent.simulation.changes import Change, Kind
 from agent.simulation.conformance.stage import Stage
 from agent.simulation.conformance.suite import check
-from agent.simulation.conformance.timeline import Asked, NotApplicable, Timeline, first
+from agent.simulation.conformance.timeline import Asked, NotApplicable, Skipped, Timeline, first
 from agent.simulation.kubelet import unhindered
 from agent.simulation.plugin_client import DIAL_TIMEOUT, PluginError
 from agent.simulation.registration import API_VERSION, is_extended_resource
@@ -36,10 +36,10 @@ def _asked(t: Timeline) -> list[Asked]:
     """Its Registers.
 
     Raises:
-        NotApplicable: there was none.
+        Skipped: there was none.
     """
     if not (found := t.of(Asked)):
-        raise NotApplicable("it never called Register")
+        raise Skipped("it never called Register: see registration-arrives")
     return found
 
 
@@ -89,7 +89,7 @@ def registration_serves_first(t: Timeline) -> str:
     """
     wrong = registration_endpoint(t)
     if wrong:
-        raise NotApplicable(wrong)
+        raise Skipped(f"{wrong}: see registration-endpoint")
     return first(f"{it.endpoint} could not be connected to: {it.unreachable}" for it in _asked(t) if it.unreachable)
 
 
@@ -122,9 +122,12 @@ def registration_options(t: Timeline) -> str:
 def registration_options_agree(t: Timeline) -> str:
     """A kubelet ignores the options in Register: what `GetDevicePluginOptions` answers counts."""
     answers = {it.resource: it.chosen for it in t.calls("options") if not it.error}
-    asked = [it for it in _asked(t) if it.options and it.resource in answers]
-    if not asked:
+    with_options = [it for it in _asked(t) if it.options]
+    if not with_options:
         raise NotApplicable("Register has no options")
+    asked = [it for it in with_options if it.resource in answers]
+    if not asked:
+        raise Skipped("GetDevicePluginOptions failed: see registration-options")
     return first(
         f"Register of {it.resource} has {lost.pop()}, which GetDevicePluginOptions does not answer"
         for it in asked

@@ -38,6 +38,17 @@ def restart_registers(t: Timeline) -> str:
     return comes(t.since(RESTART))
 
 
+def lists_after(t: Timeline) -> list[dict[str, str]]:
+    """The lists of the subject after the restart: ID → health.
+
+    Raises:
+        Skipped: none came.
+    """
+    if not (found := t.since(RESTART).health()):
+        raise Skipped("no list came after the restart: see restart-registers")
+    return found
+
+
 @check(restarting, "A6")
 def restart_in_time(t: Timeline) -> str:
     """Pods that a kubelet admits before you have registered fail for good, whatever their restart policy; the
@@ -45,7 +56,7 @@ def restart_in_time(t: Timeline) -> str:
     """
     after = t.since(RESTART)
     if restart_registers(t):
-        raise NotApplicable("it did not register")
+        raise Skipped("it did not register: see restart-registers")
     began = after.changes(Kind.STARTED)[0].at
     last = max(it.at for resource in after.resources if (it := after.registered(resource)))
     return f"it took {last - began:.1f} s" if last - began > _IN_TIME else ""
@@ -61,6 +72,8 @@ def restart_once(t: Timeline) -> str:
         if it.resource in seen:
             return f"{it.resource} was registered more than once"
         seen.add(it.resource)
+    if restart_registers(t):
+        raise Skipped("it did not register: see restart-registers")
     return ""
 
 
@@ -69,9 +82,7 @@ def restart_same_devices(t: Timeline) -> str:
     """Pods go on running while the kubelet restarts, and its checkpoint has their IDs: the same device has the
     same ID after it.
     """
-    before, after = t.until(RESTART).health(), t.since(RESTART).health()
-    if not after:
-        raise NotApplicable("no list came after it")
+    before, after = t.until(RESTART).health(), lists_after(t)
     lost = before[-1].keys() - after[-1].keys()
     return f"lost from {t.subject}: {named(lost)}" if lost else ""
 
@@ -202,7 +213,7 @@ def stream_ended(t: Timeline) -> str:
     if not t.events:
         raise NotApplicable("a kubelet from 1.37 on does not do that")
     if not t.since("drop").changes(Kind.DISCONNECTED, resource=t.subject):
-        raise Skipped("no stream was closed")
+        raise Skipped("no stream was closed" + (": see killed-returns" if not t.since("rival").of(Asked) else ""))
     return comes(t.since("drop"))
 
 
