@@ -27,6 +27,8 @@ class Check(Struct, frozen=True):
     """Of the kubelet contract: the part of docs/kubelets.md."""
     scenario: Scenario
     judge: Judge
+    follows: str = ""
+    """The check whose failure explains this one's: where both fail, this one is skipped."""
 
 
 class Outcome(enum.StrEnum):
@@ -52,7 +54,7 @@ CHECKS: list[Check] = []
 """The table: `checks/` fills it, in the order of its import."""
 
 
-def check(scenario: Scenario, line: str) -> Callable[[Judge], Judge]:
+def check(scenario: Scenario, line: str, follows: str = "") -> Callable[[Judge], Judge]:
     """Enter a judge into the table: its name is the check's, its docstring the sentence."""
 
     def enter(judge: Judge) -> Judge:
@@ -64,6 +66,7 @@ def check(scenario: Scenario, line: str) -> Callable[[Judge], Judge]:
                 line=line,
                 scenario=scenario,
                 judge=judge,
+                follows=follows,
             )
         )
         return judge
@@ -88,7 +91,9 @@ async def run(checks: Iterable[Check], terms: Terms) -> AsyncIterator[Result]:
             played = ": see ".join((_OFFERS_NOTHING, *failed[:1]))
         for one in judged:
             result = _judge(one, played)
-            if result.outcome is Outcome.FAIL:
+            if result.outcome is Outcome.FAIL and one.follows in failed:
+                result = Result(one, Outcome.SKIPPED, f"{result.why}: see {one.follows}")
+            elif result.outcome is Outcome.FAIL:
                 failed.append(one.name)
             yield result
 

@@ -28,6 +28,11 @@ async def tried(tmp_path: Path, world: World, checks: list[Check], version: Vers
     return await at_once(results())
 
 
+def test_a_check_follows_from_one_that_is_made_before_it() -> None:
+    names = [it.name for it in CHECKS]
+    assert all(it.follows in names[: names.index(it.name)] for it in CHECKS if it.follows)
+
+
 @pytest.mark.parametrize("version", ["1.36", "1.37"])
 async def test_a_plugin_without_faults_passes_every_check(tmp_path: Path, version: Version) -> None:
     results = await tried(tmp_path, World(), CHECKS, version)
@@ -60,6 +65,8 @@ async def test_a_check_accuses_no_plugin_of_another_way_to_do_it(tmp_path: Path,
         ("registration-endpoint", "registration-serves-first"),
         ("restart-registers", "restart-in-time restart-once restart-same-devices restart-then-unplug"),
         ("restart-registers", "unplug-keeps-held-for-restart"),
+        ("restart-registers", "restart-wipes-files restart-same-inode restart-half-open restart-twice"),
+        ("restart-registers", "restart-after-a-while restart-under-load restarts-register"),
         ("allocate-answers", "allocate-one-container allocate-cdi-names prestart-answers"),
         ("allocate-again", "allocate-any-order allocate-after-refusal"),
         ("preferred-answers", "preferred-available preferred-in-time"),

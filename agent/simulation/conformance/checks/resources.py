@@ -72,7 +72,7 @@ async def restarting_often(stage: Stage) -> None:
     stage.use("at the end")
 
 
-@check(restarting_often, "A6")
+@check(restarting_often, "A6", follows="restart-registers")
 def restarts_register(t: Timeline) -> str:
     """A node lives for years: each of two hundred restarts of the kubelet is followed by a registration."""
     return first(it.text for it in t.did("lost"))

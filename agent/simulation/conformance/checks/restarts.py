@@ -96,7 +96,7 @@ async def wiping(stage: Stage) -> None:
     await begun(stage)
 
 
-@check(wiping, "A6")
+@check(wiping, "A6", follows="restart-registers")
 def restart_wipes_files(t: Timeline) -> str:
     """Kubelets until 1.32 remove every file in the plugin directory when they start, not sockets alone: keep
     locks and state elsewhere, or in a directory below.
@@ -121,7 +121,7 @@ async def same_inode(stage: Stage) -> None:
     await begun(stage)
 
 
-@check(same_inode, "A6")
+@check(same_inode, "A6", follows="restart-registers")
 def restart_same_inode(t: Timeline) -> str:
     """A new `kubelet.sock` often has the inode number of the old one: a look at that number shows no restart.
     Watch the directory for the name's creation, and your stream's end.
@@ -138,7 +138,7 @@ async def hanging(stage: Stage) -> None:
     await begun(stage)
 
 
-@check(hanging, "A2")
+@check(hanging, "A2", follows="restart-registers")
 def restart_half_open(t: Timeline) -> str:
     """A kubelet that hangs in the kernel keeps its streams open while the next one runs: a new `kubelet.sock`
     means register, even if no stream has ended.
@@ -160,7 +160,7 @@ async def twice(stage: Stage) -> None:
     await stage.rest()
 
 
-@check(twice, "A6")
+@check(twice, "A6", follows="restart-registers")
 def restart_twice(t: Timeline) -> str:
     """A kubelet may restart while you register with it, more than once: what counts is the newest one."""
     return comes(t.since(RESTART))
@@ -179,7 +179,7 @@ async def away(stage: Stage) -> None:
     await begun(stage)
 
 
-@check(away, "A6")
+@check(away, "A6", follows="restart-registers")
 def restart_after_a_while(t: Timeline) -> str:
     """An upgrade takes the kubelet away for minutes: wait until its socket is back, however long that takes."""
     return comes(t.since(RESTART))
@@ -234,7 +234,7 @@ async def loaded(stage: Stage) -> None:
         await stage.allocate("then", stage.healthy()[0])
 
 
-@check(loaded, "A6")
+@check(loaded, "A6", follows="restart-registers")
 def restart_under_load(t: Timeline) -> str:
     """A kubelet may be killed while calls of it are under way: they end with an error on your side, and you go
     on.
