@@ -192,7 +192,7 @@ class Stage:
     async def _watch(self, plugin: Plugin) -> None:
         code = await plugin.ended()
         asked = plugin in self._told
-        self.note(Ended(_now(), code, asked))
+        self.note(Ended(_now(), code, asked, plugin.last_words()))
         if not asked and self.terms.respawn:
             await anyio.sleep(_RESPAWN)
             again = await self.launch()
@@ -240,6 +240,14 @@ class Stage:
         return bool(self.terms.known) and all(
             self.kubelet.streams(name) and name in self._listed for name in self.terms.known
         )
+
+    def missing(self) -> str:
+        """Which resource the kubelet has no stream of, or no list on it."""
+        resources = sorted(self.terms.known) or self.timeline().resources
+        without = [name for name in resources if not self.kubelet.streams(name)]
+        if without or not resources:
+            return f"{', '.join(without) or 'nothing'} was not registered"
+        return f"{', '.join(name for name in resources if name not in self._listed)} was registered, and no list came"
 
     async def offered(self, seconds: float | None = None) -> bool:
         """Wait until the kubelet has a stream of each resource, with a list that the kubelet has taken in."""

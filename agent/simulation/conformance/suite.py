@@ -117,4 +117,6 @@ def _judge(check: Check, played: Timeline | str) -> Result:
         return Result(check, Outcome.NOT_APPLICABLE, str(reason))
     except Skipped as reason:
         return Result(check, Outcome.SKIPPED, str(reason))
+    if why and (ended := played.ended()) and ended not in why:
+        why = f"{why}: {ended}"
     return Result(check, Outcome.FAIL if why else Outcome.PASS, why)

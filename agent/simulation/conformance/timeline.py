@@ -89,6 +89,8 @@ class Ended(Struct, frozen=True):
     code: int
     asked: bool
     """Had the suite told it to?"""
+    words: str = ""
+    """What it printed last."""
 
 
 Event = Asked | Called | Did | Used | Ended | Change
@@ -199,7 +201,8 @@ class Timeline(Struct, frozen=True):
     def ended(self) -> str:
         """A sentence about a process that ended though nothing had told it to; nothing if none did."""
         found = [it for it in self.of(Ended) if not it.asked]
-        return f"its process ended by itself with code {found[-1].code}" if found else ""
+        words = f"; its last words: {found[-1].words}" if found and found[-1].words else ""
+        return f"its process ended by itself with code {found[-1].code}{words}" if found else ""
 
 
 Judge = Callable[[Timeline], str]

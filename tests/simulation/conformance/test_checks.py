@@ -122,3 +122,20 @@ async def test_a_plugin_that_offers_nothing_is_told_which_check_says_so(tmp_path
     before = "the plugin offered nothing in the scenario before: see registration-arrives"
     assert await at_once(whys(checks)) == [before]
     assert await at_once(whys(checks[1:])) == ["the plugin offered nothing: it had 20 s: see registration-arrives"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "why"),
+    [
+        ("registration-retries", "registration-retries", "example.com/toy was not registered within 80 s"),
+        ("list-arrives", "registration-retries", "example.com/toy was registered, and no list came within 80 s"),
+        ("it cannot start twice", "killed-returns", "example.com/other, example.com/toy was not registered: "),
+        ("it cannot start twice", "update-returns", "example.com/other, example.com/toy was not registered: "),
+    ],
+)
+async def test_a_failure_says_what_is_missing_and_the_last_words_of_a_process_that_ended(
+    tmp_path: Path, fault: str, name: str, why: str
+) -> None:
+    (result,) = await tried(tmp_path, World(frozenset({fault})), [it for it in CHECKS if it.name == name])
+    ended = "its process ended by itself with code 1; its last words: bind: address in use"
+    assert (result.outcome, result.why) == (Outcome.FAIL, why + ended if why.endswith(": ") else why)

@@ -109,6 +109,26 @@ def test_a_plugin_that_never_registers_fails_and_shows_what_it_said(tmp_path: Pa
     assert not Path(place).exists()
 
 
+@pytest.mark.parametrize(
+    ("printed", "words"),
+    [
+        (["starting", "no kubelet is here", ""], "no kubelet is here"),
+        (["    throw err;", "", "Error: 2 UNKNOWN: not ready", "    at emit (node:events:518:28)", "", "Node.js v20.20.2"], "Error: 2 UNKNOWN: not ready"),
+        (["x" * 300], "x" * 200),
+        ([], ""),
+    ],
+)  # fmt: skip
+def test_a_plugin_that_ends_by_itself_is_quoted(tmp_path: Path, printed: list[str], words: str) -> None:
+    code = f"import sys; print(*{printed!r}, sep=chr(10)); sys.exit(3)"
+    tried = run(
+        "--plugin-dir", str(tmp_path / "device-plugins"), "--only", "registration-arrives", "--format", "json",
+        "--", sys.executable, "-c", code,
+    )  # fmt: skip
+    (check,) = json.loads(tried.stdout)["checks"]
+    quoted = f"; its last words: {words}" if words else ""
+    assert check["why"] == f"Register was never called: its process ended by itself with code 3{quoted}"
+
+
 @pytest.mark.needs("namespaces")
 def test_a_plugin_with_fixed_paths_runs_in_a_namespace_of_its_own(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"

@@ -73,7 +73,7 @@ def killed_returns(t: Timeline) -> str:
     another path, and register.
     """
     after = t.since("start").until("back")
-    return comes(after) or ("" if after.allocatable() else "its devices could not be had")
+    return comes(t) or ("" if after.allocatable() else "its devices could not be had")
 
 
 @check(killed_twice, "A2")
@@ -132,8 +132,7 @@ def update_returns(t: Timeline) -> str:
     one's stream when the old one's ends, and one from 1.37 on refuses a path that is connected: use a path of
     your own for each process, do not remove another's socket, and register when your stream ends.
     """
-    after = t.since(TERM).until("over")
-    return comes(after) or ("" if t.until("over").allocatable() else "its devices could not be had after the update")
+    return comes(t) or ("" if t.until("over").allocatable() else "its devices could not be had after the update")
 
 
 @check(updated, "A12")

@@ -48,9 +48,7 @@ def registration_arrives(t: Timeline) -> str:
     """A kubelet looks for no plugin: it waits on `kubelet.sock` in `/var/lib/kubelet/device-plugins` until the
     plugin connects there and calls `v1beta1.Registration/Register`.
     """
-    if t.of(Asked):
-        return ""
-    return t.ended() or "Register was never called"
+    return "" if t.of(Asked) else "Register was never called"
 
 
 @check(starting, "A1")
@@ -165,17 +163,15 @@ def registration_keeps_stream(t: Timeline) -> str:
 
 def comes(t: Timeline) -> str:
     """What is wrong if its devices could not be had in the end."""
-    missing = [it.text for it in t.did(MISSING)]
-    return missing[-1] + (f": {why}" if (why := t.ended()) else "") if missing else ""
+    return first(it.text for it in t.did(MISSING))
 
 
 async def begun(stage: Stage, times: int = 1) -> None:
     """Wait until there are devices; put on record what is missing if they do not come."""
     seconds = stage.terms.patience * times
     if not await stage.offered(seconds):
-        without = [name for name in sorted(stage.terms.known) if not stage.kubelet.streams(name)]
         within = "" if stage.timeline().ended() else f" within {seconds:g} s"
-        stage.did(MISSING, f"{', '.join(without) or 'it'} was not registered{within}, or has no list")
+        stage.did(MISSING, stage.missing() + within)
     elif not await stage.until(lambda: bool(stage.healthy())):
         stage.did(MISSING, "it registered, and listed no healthy device")
 

@@ -35,7 +35,7 @@ def restart_registers(t: Timeline) -> str:
     """A kubelet that starts knows no plugin, and removes the sockets that lie in its plugin directory (not those
     in a directory below): listen at a fresh socket and register, each time `kubelet.sock` is made.
     """
-    return comes(t.since(RESTART))
+    return comes(t)
 
 
 def lists_after(t: Timeline) -> list[dict[str, str]]:
@@ -101,7 +101,7 @@ def restart_wipes_files(t: Timeline) -> str:
     """Kubelets until 1.32 remove every file in the plugin directory when they start, not sockets alone: keep
     locks and state elsewhere, or in a directory below.
     """
-    return comes(t.since(RESTART))
+    return comes(t)
 
 
 async def same_inode(stage: Stage) -> None:
@@ -126,7 +126,7 @@ def restart_same_inode(t: Timeline) -> str:
     """A new `kubelet.sock` often has the inode number of the old one: a look at that number shows no restart.
     Watch the directory for the name's creation, and your stream's end.
     """
-    return comes(t.since(RESTART))
+    return comes(t)
 
 
 async def hanging(stage: Stage) -> None:
@@ -143,7 +143,7 @@ def restart_half_open(t: Timeline) -> str:
     """A kubelet that hangs in the kernel keeps its streams open while the next one runs: a new `kubelet.sock`
     means register, even if no stream has ended.
     """
-    return comes(t.since(RESTART))
+    return comes(t)
 
 
 async def twice(stage: Stage) -> None:
@@ -163,7 +163,7 @@ async def twice(stage: Stage) -> None:
 @check(twice, "A6", follows="restart-registers")
 def restart_twice(t: Timeline) -> str:
     """A kubelet may restart while you register with it, more than once: what counts is the newest one."""
-    return comes(t.since(RESTART))
+    return comes(t)
 
 
 async def away(stage: Stage) -> None:
@@ -182,7 +182,7 @@ async def away(stage: Stage) -> None:
 @check(away, "A6", follows="restart-registers")
 def restart_after_a_while(t: Timeline) -> str:
     """An upgrade takes the kubelet away for minutes: wait until its socket is back, however long that takes."""
-    return comes(t.since(RESTART))
+    return comes(t)
 
 
 async def dropped(stage: Stage) -> None:
@@ -214,7 +214,7 @@ def stream_ended(t: Timeline) -> str:
         raise NotApplicable("a kubelet from 1.37 on does not do that")
     if not t.since("drop").changes(Kind.DISCONNECTED, resource=t.subject):
         raise Skipped("no stream was closed" + (": see killed-returns" if not t.since("rival").of(Asked) else ""))
-    return comes(t.since("drop"))
+    return comes(t)
 
 
 async def loaded(stage: Stage) -> None:
@@ -239,4 +239,4 @@ def restart_under_load(t: Timeline) -> str:
     """A kubelet may be killed while calls of it are under way: they end with an error on your side, and you go
     on.
     """
-    return comes(t.since(RESTART)) or first(it.error for it in t.calls("then"))
+    return comes(t) or first(it.error for it in t.calls("then"))
