@@ -70,6 +70,7 @@ class Terms(Struct):
         respawn: start the plugin again when it ends by itself, as a DaemonSet does.
         known: the resources that the plugin has; the first scenario that starts it finds them.
         is_tried: has a scenario started the plugin?
+        heading: is told which scenario a process is started for, before it is.
     """
 
     launch: Callable[[Path], Plugin]
@@ -83,13 +84,15 @@ class Terms(Struct):
     respawn: bool = False
     known: set[str] = field(default_factory=set)
     is_tried: bool = False
+    heading: Callable[[str], None] = lambda _: None
 
 
 class Stage:
     """One scenario's kubelet and plugins; a context that ends all of them."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: Terms, title: str) -> None:
         self.terms = terms
+        self._title = title
         self.kubelet = Kubelet(terms.root, version=terms.version)
         self.kubelet.gate = self._note_register
         self.plugin: Plugin
@@ -179,6 +182,7 @@ class Stage:
             OSError: it cannot be started.
         """
         self.terms.is_tried = True
+        self.terms.heading(self._title)
         plugin = self.terms.launch(self.terms.root)
         await plugin.start()
         self._stack.push_async_callback(self._close, plugin)

@@ -86,7 +86,7 @@ async def run(checks: Iterable[Check], terms: Terms) -> AsyncIterator[Result]:
     failed: list[str] = []
     for scenario, judged in by_scenario.items():
         if terms.known or not terms.is_tried:
-            played = await _play(scenario, terms)
+            played = await _play(scenario, terms, judged)
         else:
             played = ": see ".join((_OFFERS_NOTHING, *failed[:1]))
         for one in judged:
@@ -98,9 +98,10 @@ async def run(checks: Iterable[Check], terms: Terms) -> AsyncIterator[Result]:
             yield result
 
 
-async def _play(scenario: Scenario, terms: Terms) -> Timeline | str:
+async def _play(scenario: Scenario, terms: Terms, judged: Iterable[Check]) -> Timeline | str:
     """What happened, or why nothing could."""
-    async with Stage(terms) as stage:
+    title = f"{inspect.getdoc(scenario)} ({', '.join(it.name for it in judged)})"
+    async with Stage(terms, title) as stage:
         try:
             await scenario(stage)
         except Skipped as reason:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -96,13 +97,20 @@ def test_a_plugin_that_never_registers_fails_and_shows_what_it_said(tmp_path: Pa
     report = tmp_path / "report.json"
     place = str(tmp_path / "device-plugins")
     code = "import time; print('there is no device here', flush=True); time.sleep(1000)"
+    log = tmp_path / "log"
     printed = run(
         "--plugin-dir", place, "--patience", "0.5", "--only", "registration-arrives", "--report", str(report),
-        "--", sys.executable, "-c", code,
+        "--log", str(log), "--", sys.executable, "-c", code,
     )  # fmt: skip
     assert printed.exit_code == 1
     assert "Register was never called" in printed.output
-    assert "the plugin said: there is no device here" in printed.output
+    assert [line for line in printed.output.splitlines() if "the plugin said:" in line] == [
+        "the plugin said: there is no device here"
+    ]
+    title = "The plugin starts beside a kubelet, and is left alone. (registration-arrives)"
+    heading, *said = log.read_text().splitlines()
+    assert re.sub(r"\d+\.\d s", "N s", heading) == f"=== N s, kubelet 1.36: {title}"
+    assert said == ["there is no device here"]
     (check,) = json.loads(report.read_text())["checks"]
     assert check["name"] == "registration-arrives"
     assert check["outcome"] == "fail"
