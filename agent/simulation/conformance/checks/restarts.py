@@ -65,7 +65,8 @@ def restart_in_time(t: Timeline) -> str:
 @check(restarting, "A2")
 def restart_once(t: Timeline) -> str:
     """One Register for each start of a kubelet, of which both its new socket and your old stream's end tell: of two
-    streams the kubelet forgets one when the other ends. Remember which `kubelet.sock` you are registered at.
+    streams the kubelet forgets one when the other ends. Remember which `kubelet.sock` you are registered at: its
+    inode and time of last change (ctime) together tell it from the next, or the event of its creation.
     """
     after, seen = t.since(RESTART), set()
     for it in after.changes(Kind.REGISTERED):
@@ -123,8 +124,8 @@ async def same_inode(stage: Stage) -> None:
 
 @check(same_inode, "A6", follows="restart-registers")
 def restart_same_inode(t: Timeline) -> str:
-    """A new `kubelet.sock` often has the inode number of the old one: a look at that number shows no restart.
-    Watch the directory for the name's creation, and your stream's end.
+    """A new `kubelet.sock` often has the inode number of the old one: that number alone shows no restart. Watch the
+    directory for the name's creation, or compare inode and time of last change (ctime) together.
     """
     return comes(t)
 
