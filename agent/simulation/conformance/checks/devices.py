@@ -119,8 +119,9 @@ def _held(t: Timeline) -> set[str]:
 
 @check(going_while_held, "A7")
 def unplug_keeps_held(t: Timeline) -> str:
-    """A device that a pod has stays in the list, as `Unhealthy`, until the pod is gone (podresources tells): if
-    it is missing, its pod is shown with a healthy device, and the kubelet may crash at its next start.
+    """A device that a pod has stays in the list, as `Unhealthy`, until the pod is gone (podresources, the
+    kubelet's API of who has what, tells): if it is missing, its pod is shown with a healthy device, and the kubelet
+    may crash at its next start.
     """
     held = _held(t)
     _gone(t)

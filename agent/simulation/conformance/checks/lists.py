@@ -91,7 +91,9 @@ def list_ids_unique(t: Timeline) -> str:
 
 @check(starting, "A3")
 def list_ids_say_something(t: Timeline) -> str:
-    """A device is known by its ID alone, in the checkpoint and to those who monitor pods: no ID may be empty."""
+    """A device is known by its ID alone, in the checkpoint (the kubelet's file of which pod has what) and to those
+    who monitor pods: no ID may be empty.
+    """
     return first(
         f"a list of {resource} has an empty ID" for resource, devices in _lists(t) if not all(it.id for it in devices)
     )
