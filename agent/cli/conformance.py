@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
@@ -32,6 +33,8 @@ from agent.simulation.conformance.suite import Check, Outcome, Result, run
 _COLORS: Final = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.SKIPPED: "yellow"}
 _TABLE: Final = "table"
 _SUFFIXES: Final = {".tap": "tap", ".xml": "junit", ".json": "json"}
+_HEADING: Final = "=== "
+"""Begins the line before each process's output in the log."""
 _LAST: Final = 10
 """Lines of the plugin's output that are shown where it registered nothing."""
 
@@ -70,7 +73,10 @@ class _WrongUseError(FairleadError):
               help="Where the plugin keeps what it remembers; emptied before each scenario, since its pods are others.")  # fmt: skip
 @click.option("--respawn", is_flag=True, help="Start the plugin again when it ends by itself, as a DaemonSet does.")
 @click.option(
-    "--log", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Keep what the plugin prints."
+    "--log",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Keep what the plugin prints, below a line of its scenario for each start.",
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def conformance(
@@ -95,6 +101,11 @@ def conformance(
     if how["report"] and form == _TABLE:
         raise click.UsageError(f"A report is one of {', '.join(FORMATS)}.")
     with _place(how["plugin_dir"]) as (root, namespace), _log(how["log"]) as log:
+        began = time.monotonic()
+
+        def heading(title: str) -> None:
+            os.write(log.fileno(), f"{_HEADING}{time.monotonic() - began:.1f} s, kubelet {kubelet}: {title}\n".encode())
+
         terms = Terms(
             launch=lambda at: Command(command, at if namespace else None, log),
             root=root,
@@ -104,6 +115,7 @@ def conformance(
             hooks={name: _hook(name, line) for name, line in hooks},
             state=how["state"],
             respawn=how["respawn"],
+            heading=heading,
         )
         results = anyio.run(_run, checks, terms, command)
         _report(results, form, how["report"], {"kubelet": kubelet, "command": shlex.join(command)}, log)
@@ -205,7 +217,8 @@ def _report(
         echo(line)
     if results and results[0].check.name == "registration-arrives" and results[0].outcome is Outcome.FAIL:
         printed.seek(0)
-        for said in [*dict.fromkeys(printed.read().decode(errors="replace").splitlines())][-_LAST:]:
+        said_by_it = (it for it in printed.read().decode(errors="replace").splitlines() if not it.startswith(_HEADING))
+        for said in [*dict.fromkeys(said_by_it)][-_LAST:]:
             output.note(f"the plugin said: {said}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,9 @@ from agent.simulation.conformance.timeline import Used
 KUBELET: Final = Path("/var/lib/kubelet")
 """Where every device plugin looks for the kubelet, unless it is told otherwise."""
 
+_TAIL: Final = 8192  # bytes of its output that are searched for its last words
+_CUT: Final = 200  # characters of them
+_ERROR: Final = re.compile(r"\b(\w*error|panic|fatal): ", re.IGNORECASE)
 _NAMESPACE: Final = str(Path(__file__).with_name("namespace.py"))
 
 
@@ -35,6 +39,9 @@ class Plugin(Protocol):
     async def ended(self) -> int:
         """Wait for its end; the exit code, which is below 0 for a signal."""
 
+    def last_words(self) -> str:
+        """What it printed last, in one line; nothing if that is not known."""
+
     def usage(self, label: str, at: float) -> Used | None:
         """What it has used; None where that cannot be read."""
 
@@ -48,7 +55,7 @@ class Command:
     Args:
         command: program and arguments.
         root: the directory that it sees as /var/lib/kubelet; None where it knows its directory by itself.
-        log: takes what it writes.
+        log: takes what it writes, that of others beside it.
     """
 
     def __init__(self, command: Sequence[str], root: Path | None, log: IO[bytes]) -> None:
@@ -56,9 +63,11 @@ class Command:
         self._command = [*inside, *command]
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
+        self._from = 0  # where its part of the log begins
 
     async def start(self) -> None:
         """Start it in a session of its own, so that whatever it starts can be ended."""
+        self._from = os.fstat(self._log.fileno()).st_size
         self._process = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=self._log, stderr=self._log, start_new_session=True
         )
@@ -77,6 +86,14 @@ class Command:
         """Wait for its end."""
         assert self._process is not None, "it was started"
         return await self._process.wait()
+
+    def last_words(self) -> str:
+        """The last line that names an error (Node prints its version behind one), else the last of all."""
+        size = os.fstat(self._log.fileno()).st_size
+        start = max(self._from, size - _TAIL)
+        printed = os.pread(self._log.fileno(), size - start, start).decode(errors="replace")
+        lines = [line.strip() for line in printed.splitlines() if line.strip()]
+        return next((line for line in reversed(lines) if _ERROR.search(line)), "".join(lines[-1:]))[:_CUT]
 
     def usage(self, label: str, at: float) -> Used | None:
         """As `used_by` reads it."""

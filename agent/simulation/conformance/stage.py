@@ -70,6 +70,7 @@ class Terms(Struct):
         respawn: start the plugin again when it ends by itself, as a DaemonSet does.
         known: the resources that the plugin has; the first scenario that starts it finds them.
         is_tried: has a scenario started the plugin?
+        heading: is told which scenario a process is started for, before it is.
     """
 
     launch: Callable[[Path], Plugin]
@@ -83,13 +84,15 @@ class Terms(Struct):
     respawn: bool = False
     known: set[str] = field(default_factory=set)
     is_tried: bool = False
+    heading: Callable[[str], None] = lambda _: None
 
 
 class Stage:
     """One scenario's kubelet and plugins; a context that ends all of them."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: Terms, title: str) -> None:
         self.terms = terms
+        self._title = title
         self.kubelet = Kubelet(terms.root, version=terms.version)
         self.kubelet.gate = self._note_register
         self.plugin: Plugin
@@ -179,6 +182,7 @@ class Stage:
             OSError: it cannot be started.
         """
         self.terms.is_tried = True
+        self.terms.heading(self._title)
         plugin = self.terms.launch(self.terms.root)
         await plugin.start()
         self._stack.push_async_callback(self._close, plugin)
@@ -192,7 +196,7 @@ class Stage:
     async def _watch(self, plugin: Plugin) -> None:
         code = await plugin.ended()
         asked = plugin in self._told
-        self.note(Ended(_now(), code, asked))
+        self.note(Ended(_now(), code, asked, plugin.last_words()))
         if not asked and self.terms.respawn:
             await anyio.sleep(_RESPAWN)
             again = await self.launch()
@@ -241,6 +245,14 @@ class Stage:
             self.kubelet.streams(name) and name in self._listed for name in self.terms.known
         )
 
+    def missing(self) -> str:
+        """Which resource the kubelet has no stream of, or no list on it."""
+        resources = sorted(self.terms.known) or self.timeline().resources
+        without = [name for name in resources if not self.kubelet.streams(name)]
+        if without or not resources:
+            return f"{', '.join(without) or 'nothing'} was not registered"
+        return f"{', '.join(name for name in resources if name not in self._listed)} was registered, and no list came"
+
     async def offered(self, seconds: float | None = None) -> bool:
         """Wait until the kubelet has a stream of each resource, with a list that the kubelet has taken in."""
         if self.terms.known:
@@ -273,7 +285,8 @@ class Stage:
         """
         if not await self.offered():
             why = self.timeline().ended() or f"it had {self.terms.patience:g} s"
-            raise Skipped(f"the plugin offered nothing: {why}; see `registration-arrives`")
+            see = "list-arrives" if self.timeline().of(Asked) else "registration-arrives"
+            raise Skipped(f"the plugin offered nothing: {why}" + (f": see {see}" if not self.terms.known else ""))
         if not await self.until(lambda: bool(self.healthy())):
             raise Skipped("the plugin lists no healthy device; give it one, real or made up")
         self._subject = self.subject

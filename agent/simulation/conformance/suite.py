@@ -27,6 +27,8 @@ class Check(Struct, frozen=True):
     """Of the kubelet contract: the part of docs/kubelets.md."""
     scenario: Scenario
     judge: Judge
+    follows: str = ""
+    """The check whose failure explains this one's: where both fail, this one is skipped."""
 
 
 class Outcome(enum.StrEnum):
@@ -46,13 +48,13 @@ class Result(Struct, frozen=True):
     why: str = ""
 
 
-_OFFERS_NOTHING: Final = "the plugin offered nothing in the scenario before, so there was nothing to try"
+_OFFERS_NOTHING: Final = "the plugin offered nothing in the scenario before"
 
 CHECKS: list[Check] = []
 """The table: `checks/` fills it, in the order of its import."""
 
 
-def check(scenario: Scenario, line: str) -> Callable[[Judge], Judge]:
+def check(scenario: Scenario, line: str, follows: str = "") -> Callable[[Judge], Judge]:
     """Enter a judge into the table: its name is the check's, its docstring the sentence."""
 
     def enter(judge: Judge) -> Judge:
@@ -64,6 +66,7 @@ def check(scenario: Scenario, line: str) -> Callable[[Judge], Judge]:
                 line=line,
                 scenario=scenario,
                 judge=judge,
+                follows=follows,
             )
         )
         return judge
@@ -80,15 +83,25 @@ async def run(checks: Iterable[Check], terms: Terms) -> AsyncIterator[Result]:
     by_scenario: dict[Scenario, list[Check]] = {}
     for one in checks:
         by_scenario.setdefault(one.scenario, []).append(one)
+    failed: list[str] = []
     for scenario, judged in by_scenario.items():
-        played = await _play(scenario, terms) if terms.known or not terms.is_tried else _OFFERS_NOTHING
+        if terms.known or not terms.is_tried:
+            played = await _play(scenario, terms, judged)
+        else:
+            played = ": see ".join((_OFFERS_NOTHING, *failed[:1]))
         for one in judged:
-            yield _judge(one, played)
+            result = _judge(one, played)
+            if result.outcome is Outcome.FAIL and one.follows in failed:
+                result = Result(one, Outcome.SKIPPED, f"{result.why}: see {one.follows}")
+            elif result.outcome is Outcome.FAIL:
+                failed.append(one.name)
+            yield result
 
 
-async def _play(scenario: Scenario, terms: Terms) -> Timeline | str:
+async def _play(scenario: Scenario, terms: Terms, judged: Iterable[Check]) -> Timeline | str:
     """What happened, or why nothing could."""
-    async with Stage(terms) as stage:
+    title = f"{inspect.getdoc(scenario)} ({', '.join(it.name for it in judged)})"
+    async with Stage(terms, title) as stage:
         try:
             await scenario(stage)
         except Skipped as reason:
@@ -105,4 +118,6 @@ def _judge(check: Check, played: Timeline | str) -> Result:
         return Result(check, Outcome.NOT_APPLICABLE, str(reason))
     except Skipped as reason:
         return Result(check, Outcome.SKIPPED, str(reason))
+    if why and (ended := played.ended()) and ended not in why:
+        why = f"{why}: {ended}"
     return Result(check, Outcome.FAIL if why else Outcome.PASS, why)

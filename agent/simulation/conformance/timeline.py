@@ -89,6 +89,8 @@ class Ended(Struct, frozen=True):
     code: int
     asked: bool
     """Had the suite told it to?"""
+    words: str = ""
+    """What it printed last."""
 
 
 Event = Asked | Called | Did | Used | Ended | Change
@@ -96,11 +98,11 @@ _Of = TypeVar("_Of", Asked, Called, Did, Used, Ended, Change)
 
 
 class NotApplicable(Exception):  # noqa: N818  # no error: what a check says of a plugin that has no such feature
-    """The check has nothing to judge in this plugin; the sentence says why."""
+    """The plugin has no such feature, or this kubelet does otherwise; the sentence says which."""
 
 
 class Skipped(Exception):  # noqa: N818  # as above
-    """The check could not be made; the sentence says what it takes."""
+    """The check could not be made; the sentence says what it takes, or ends with `: see CHECK`, the failed one that it follows from."""
 
 
 class Timeline(Struct, frozen=True):
@@ -199,7 +201,8 @@ class Timeline(Struct, frozen=True):
     def ended(self) -> str:
         """A sentence about a process that ended though nothing had told it to; nothing if none did."""
         found = [it for it in self.of(Ended) if not it.asked]
-        return f"its process ended by itself with code {found[-1].code}" if found else ""
+        words = f"; its last words: {found[-1].words}" if found and found[-1].words else ""
+        return f"its process ended by itself with code {found[-1].code}{words}" if found else ""
 
 
 Judge = Callable[[Timeline], str]

@@ -98,6 +98,9 @@ class Example:
     async def start(self) -> None:
         self.world.lives += 1
         self.life = self.world.lives
+        if self.has("it cannot start twice") and self.life > 1:
+            self._over.set_result(1)
+            return
         self.world.living.append(self)
         ids = {TOY: None, OTHER: ["a" if self.has("list-ids-of-one-resource") else "z"]}
         self._services = [Service(self, resource, fixed) for resource, fixed in ids.items()]
@@ -151,6 +154,9 @@ class Example:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def last_words(self) -> str:
+        return "bind: address in use"
 
     def usage(self, label: str, at: float) -> Used | None:
         busy = self.has("idle-processor") or self.has("away-processor")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -96,17 +97,44 @@ def test_a_plugin_that_never_registers_fails_and_shows_what_it_said(tmp_path: Pa
     report = tmp_path / "report.json"
     place = str(tmp_path / "device-plugins")
     code = "import time; print('there is no device here', flush=True); time.sleep(1000)"
+    log = tmp_path / "log"
     printed = run(
         "--plugin-dir", place, "--patience", "0.5", "--only", "registration-arrives", "--report", str(report),
-        "--", sys.executable, "-c", code,
+        "--log", str(log), "--", sys.executable, "-c", code,
     )  # fmt: skip
     assert printed.exit_code == 1
     assert "Register was never called" in printed.output
-    assert "the plugin said: there is no device here" in printed.output
+    assert [line for line in printed.output.splitlines() if "the plugin said:" in line] == [
+        "the plugin said: there is no device here"
+    ]
+    title = "The plugin starts beside a kubelet, and is left alone. (registration-arrives)"
+    heading, *said = log.read_text().splitlines()
+    assert re.sub(r"\d+\.\d s", "N s", heading) == f"=== N s, kubelet 1.36: {title}"
+    assert said == ["there is no device here"]
     (check,) = json.loads(report.read_text())["checks"]
     assert check["name"] == "registration-arrives"
     assert check["outcome"] == "fail"
     assert not Path(place).exists()
+
+
+@pytest.mark.parametrize(
+    ("printed", "words"),
+    [
+        (["starting", "no kubelet is here", ""], "no kubelet is here"),
+        (["    throw err;", "", "Error: 2 UNKNOWN: not ready", "    at emit (node:events:518:28)", "", "Node.js v20.20.2"], "Error: 2 UNKNOWN: not ready"),
+        (["x" * 300], "x" * 200),
+        ([], ""),
+    ],
+)  # fmt: skip
+def test_a_plugin_that_ends_by_itself_is_quoted(tmp_path: Path, printed: list[str], words: str) -> None:
+    code = f"import sys; print(*{printed!r}, sep=chr(10)); sys.exit(3)"
+    tried = run(
+        "--plugin-dir", str(tmp_path / "device-plugins"), "--only", "registration-arrives", "--format", "json",
+        "--", sys.executable, "-c", code,
+    )  # fmt: skip
+    (check,) = json.loads(tried.stdout)["checks"]
+    quoted = f"; its last words: {words}" if words else ""
+    assert check["why"] == f"Register was never called: its process ended by itself with code 3{quoted}"
 
 
 @pytest.mark.needs("namespaces")

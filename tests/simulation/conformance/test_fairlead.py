@@ -85,6 +85,9 @@ class Forked:
     async def ended(self) -> int:
         return await self._process.ended()
 
+    def last_words(self) -> str:
+        return ""
+
     def usage(self, label: str, at: float) -> Used | None:
         return used_by(self._process.pid, label, at)
 

@@ -12,7 +12,7 @@ import anyio
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse
 from agent.simulation.conformance.stage import Stage
 from agent.simulation.conformance.suite import check
-from agent.simulation.conformance.timeline import NotApplicable, Timeline, first
+from agent.simulation.conformance.timeline import NotApplicable, Skipped, Timeline, first
 
 _AT_ONCE: Final = 20
 _CANCELLED_AFTER: Final = (0.001, 0.003, 0.01, 0.1)  # seconds: with some of them the call is under way
@@ -55,10 +55,10 @@ def _answered(t: Timeline) -> list[ContainerAllocateResponse]:
     """The answers for healthy devices.
 
     Raises:
-        NotApplicable: there is none.
+        Skipped: there is none.
     """
     if t.call("one").error:
-        raise NotApplicable("Allocate failed")
+        raise Skipped("Allocate failed: see allocate-answers")
     return [
         reply for label in ("one", "again", "forwards", "backwards") for it in t.calls(label) for reply in it.replies
     ]
@@ -93,10 +93,10 @@ def allocate_again(t: Timeline) -> str:
 
 
 def _repeated(t: Timeline) -> None:
-    """Raise NotApplicable unless a device can be had more than once: the calls that follow ask for the same ones."""
+    """Raise Skipped unless a device can be had more than once: the calls that follow ask for the same ones."""
     _answered(t)
     if t.call("again").error:
-        raise NotApplicable("it gives no device again")
+        raise Skipped("it gives no device again: see allocate-again")
 
 
 @check(allocating, "A4")

@@ -6,7 +6,7 @@ from typing import Final
 
 from agent.simulation.conformance.stage import PRE_START, PREFERRED, Stage
 from agent.simulation.conformance.suite import check
-from agent.simulation.conformance.timeline import Called, NotApplicable, Timeline, first, named
+from agent.simulation.conformance.timeline import Called, NotApplicable, Skipped, Timeline, first, named
 
 _IN_TIME: Final = 1.0  # seconds; the kubelet admits no other pod meanwhile
 _LABELS: Final = ("one of all", "all", "with the last")
@@ -29,17 +29,26 @@ async def choosing(stage: Stage) -> None:
         await stage.pre_start("start again", ids[0])
 
 
+def _need(t: Timeline, option: str) -> None:
+    """Raise unless the plugin's options have this one."""
+    options = t.call("options")
+    if options.error:
+        raise Skipped("GetDevicePluginOptions failed: see registration-options")
+    if option not in options.chosen:
+        raise NotApplicable(f"its options do not have {option}")
+
+
 def _preferred(t: Timeline, *, answered: bool = True) -> list[Called]:
     """What it was asked.
 
     Raises:
-        NotApplicable: it has not said that it can be asked, or it answered with an error.
+        NotApplicable: it has not said that it can be asked.
+        Skipped: it answered with an error.
     """
-    if PREFERRED not in t.call("options").chosen:
-        raise NotApplicable(f"its options do not have {PREFERRED}")
+    _need(t, PREFERRED)
     found = [t.call(label) for label in _LABELS]
     if answered and not (found := [it for it in found if not it.error]):
-        raise NotApplicable("GetPreferredAllocation failed")
+        raise Skipped("GetPreferredAllocation failed: see preferred-answers")
     return found
 
 
@@ -98,11 +107,10 @@ def preferred_stranger(t: Timeline) -> str:
 
 
 def _started(t: Timeline) -> None:
-    """Raise NotApplicable unless it wants to be told of starts."""
-    if PRE_START not in t.call("options").chosen:
-        raise NotApplicable(f"its options do not have {PRE_START}")
+    """Raise unless it wants to be told of starts, and has given a device."""
+    _need(t, PRE_START)
     if t.call("allocate").error:
-        raise NotApplicable("Allocate failed")
+        raise Skipped("Allocate failed: see allocate-answers")
 
 
 @check(choosing, "A4")
@@ -120,4 +128,6 @@ def prestart_again(t: Timeline) -> str:
     it has.
     """
     _started(t)
-    return "" if t.call("start").error else t.call("start again").error
+    if t.call("start").error:
+        raise Skipped("PreStartContainer failed: see prestart-answers")
+    return t.call("start again").error

@@ -7,10 +7,10 @@ import anyio
 from agent.kubelet.wire import HEALTHY
 from agent.simulation.changes import Kind
 from agent.simulation.conformance.checks.registration import begun
-from agent.simulation.conformance.checks.restarts import RESTART
+from agent.simulation.conformance.checks.restarts import RESTART, lists_after
 from agent.simulation.conformance.stage import Stage
 from agent.simulation.conformance.suite import check
-from agent.simulation.conformance.timeline import NotApplicable, Timeline, named
+from agent.simulation.conformance.timeline import NotApplicable, Skipped, Timeline, named
 
 UNPLUG, PLUG = "unplug", "plug"
 
@@ -33,11 +33,11 @@ def _gone(t: Timeline) -> set[str]:
     """The devices that were healthy before it, and are not after.
 
     Raises:
-        NotApplicable: there is none.
+        Skipped: there is none.
     """
     found = _healthy(t.until(UNPLUG)) - _healthy(t.since(UNPLUG).until(PLUG).until(RESTART))
     if not found or not t.since(UNPLUG).until(PLUG).until(RESTART).health():
-        raise NotApplicable("no device was seen to go")
+        raise Skipped("no device was seen to go: see unplug-is-told")
     return found
 
 
@@ -113,14 +113,15 @@ async def going_while_held(stage: Stage) -> None:
 def _held(t: Timeline) -> set[str]:
     """What the pod had."""
     if why := t.did("held")[0].text:
-        raise NotApplicable(f"the pod that should have all devices was refused: {why}")
+        raise Skipped(f"the pod that should have all devices was refused: {why}")
     return set(t.until(UNPLUG).health()[-1])
 
 
 @check(going_while_held, "A7")
 def unplug_keeps_held(t: Timeline) -> str:
-    """A device that a pod has stays in the list, as `Unhealthy`, until the pod is gone (podresources tells): if
-    it is missing, its pod is shown with a healthy device, and the kubelet may crash at its next start.
+    """A device that a pod has stays in the list, as `Unhealthy`, until the pod is gone (podresources, the
+    kubelet's API of who has what, tells): if it is missing, its pod is shown with a healthy device, and the kubelet
+    may crash at its next start.
     """
     held = _held(t)
     _gone(t)
@@ -137,7 +138,7 @@ def unplug_keeps_held_for_restart(t: Timeline) -> str:
     """
     held = _held(t)
     _gone(t)
-    for one in t.since(RESTART).health():
+    for one in lists_after(t):
         if lost := held - one.keys():
             return f"a pod has {named(lost)}, and a list after the kubelet's restart came without it"
     return ""
@@ -197,6 +198,5 @@ def restart_then_unplug(t: Timeline) -> str:
     """After a restart of the kubelet the old stream's handler may still wait for the next change, and take it
     from the new one: end it with its connection.
     """
-    if not t.until(UNPLUG).since(RESTART).health():
-        raise NotApplicable("it did not register after the restart")
+    lists_after(t.until(UNPLUG))
     return unplug_is_told(t)

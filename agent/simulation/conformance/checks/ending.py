@@ -9,7 +9,7 @@ from agent.simulation.changes import Kind
 from agent.simulation.conformance.checks.registration import begun, comes
 from agent.simulation.conformance.stage import Stage
 from agent.simulation.conformance.suite import check
-from agent.simulation.conformance.timeline import Asked, Ended, NotApplicable, Timeline, first, named
+from agent.simulation.conformance.timeline import Asked, Ended, Skipped, Timeline, first, named
 
 _GRACE: Final = 10.0  # seconds; a pod has 30 by default, and its node's shutdown often fewer
 TERM, KILL = signal.SIGTERM.name, signal.SIGKILL.name
@@ -73,7 +73,7 @@ def killed_returns(t: Timeline) -> str:
     another path, and register.
     """
     after = t.since("start").until("back")
-    return comes(after) or ("" if after.allocatable() else "its devices could not be had")
+    return comes(t) or ("" if after.allocatable() else "its devices could not be had")
 
 
 @check(killed_twice, "A2")
@@ -83,7 +83,7 @@ def killed_is_noticed(t: Timeline) -> str:
     path that was never used.
     """
     if killed_returns(t):
-        raise NotApplicable("it did not come back")
+        raise Skipped("it did not come back: see killed-returns")
     return "" if not t.allocatable() else "it was killed again, and the kubelet still shows its devices as healthy"
 
 
@@ -92,7 +92,7 @@ def killed_same_devices(t: Timeline) -> str:
     """Pods outlive you, with their IDs: the same device has the same ID in each of your lives."""
     after = t.since("start").until("back").health()
     if not after:
-        raise NotApplicable("it did not come back")
+        raise Skipped("it did not come back: see killed-returns")
     lost = t.until("start").health()[-1].keys() - after[-1].keys()
     return f"lost from {t.subject}: {named(lost)}" if lost else ""
 
@@ -132,8 +132,7 @@ def update_returns(t: Timeline) -> str:
     one's stream when the old one's ends, and one from 1.37 on refuses a path that is connected: use a path of
     your own for each process, do not remove another's socket, and register when your stream ends.
     """
-    after = t.since(TERM).until("over")
-    return comes(after) or ("" if t.until("over").allocatable() else "its devices could not be had after the update")
+    return comes(t) or ("" if t.until("over").allocatable() else "its devices could not be had after the update")
 
 
 @check(updated, "A12")
@@ -142,7 +141,7 @@ def update_is_noticed(t: Timeline) -> str:
     old one.
     """
     if update_returns(t):
-        raise NotApplicable("it did not come back")
+        raise Skipped("it did not come back: see update-returns")
     return (
         "" if not t.allocatable() else "the new instance was killed, and the kubelet still shows its devices as healthy"
     )

@@ -9,10 +9,18 @@ from typing import Final
 from agent.kubelet.api.v1beta1 import Device
 from agent.kubelet.wire import HEALTHY, UNHEALTHY
 from agent.simulation.changes import Change, Kind
-from agent.simulation.conformance.checks.registration import starting
+from agent.simulation.conformance.checks.registration import (
+    registration_arrives,
+    registration_endpoint,
+    registration_options,
+    registration_resource_name,
+    registration_serves_first,
+    registration_version,
+    starting,
+)
 from agent.simulation.conformance.stage import Stage
 from agent.simulation.conformance.suite import check
-from agent.simulation.conformance.timeline import NotApplicable, Timeline, first, named
+from agent.simulation.conformance.timeline import Judge, NotApplicable, Skipped, Timeline, first, named
 from agent.simulation.plugin_client import MESSAGE_LIMIT
 
 _CALLS: Final = (
@@ -24,16 +32,31 @@ def _lists(t: Timeline) -> list[tuple[str, list[Device]]]:
     """Every list that came.
 
     Raises:
-        NotApplicable: none did.
+        Skipped: none did.
     """
-    found = t.lists()
-    if not found:
-        raise NotApplicable("no list came")
+    if not (found := t.lists()):
+        raise Skipped(f"no list came{_see(t)}")
     return found
 
 
 def _too_large(t: Timeline) -> list[Change]:
     return [it for it in t.changes(Kind.STREAM_ENDED) if "larger than max" in it.text]
+
+
+def _see(t: Timeline) -> str:
+    """Which check says why there is no list."""
+    causes: tuple[Judge, ...] = (
+        registration_arrives,
+        registration_version,
+        registration_resource_name,
+        registration_endpoint,
+        registration_options,
+        registration_serves_first,
+        list_size if _too_large(t) else list_arrives,
+    )
+    opened = bool(t.changes(Kind.STREAM_OPENED))
+    cause = causes[-1] if opened else next((it for it in causes[:-1] if it(t)), None)
+    return f": see {cause.__name__.replace('_', '-')}" if cause else ""
 
 
 @check(starting, "A3")
@@ -43,7 +66,7 @@ def list_arrives(t: Timeline) -> str:
     """
     streams = t.changes(Kind.STREAM_OPENED)
     if not streams:
-        raise NotApplicable("no stream was opened")
+        raise Skipped(f"no stream was opened{_see(t)}")
     listed = {it.resource for it in (*t.changes(Kind.LIST), *_too_large(t))}
     return first(f"no list of {it.resource} came" for it in streams if it.resource not in listed)
 
@@ -68,7 +91,9 @@ def list_ids_unique(t: Timeline) -> str:
 
 @check(starting, "A3")
 def list_ids_say_something(t: Timeline) -> str:
-    """A device is known by its ID alone, in the checkpoint and to those who monitor pods: no ID may be empty."""
+    """A device is known by its ID alone, in the checkpoint (the kubelet's file of which pod has what) and to those
+    who monitor pods: no ID may be empty.
+    """
     return first(
         f"a list of {resource} has an empty ID" for resource, devices in _lists(t) if not all(it.id for it in devices)
     )

@@ -11,7 +11,7 @@ import anyio
 from agent.simulation.changes import Change, Kind
 from agent.simulation.conformance.stage import Stage
 from agent.simulation.conformance.suite import check
-from agent.simulation.conformance.timeline import Asked, NotApplicable, Timeline, first
+from agent.simulation.conformance.timeline import Asked, NotApplicable, Skipped, Timeline, first
 from agent.simulation.kubelet import unhindered
 from agent.simulation.plugin_client import DIAL_TIMEOUT, PluginError
 from agent.simulation.registration import API_VERSION, is_extended_resource
@@ -36,10 +36,10 @@ def _asked(t: Timeline) -> list[Asked]:
     """Its Registers.
 
     Raises:
-        NotApplicable: there was none.
+        Skipped: there was none.
     """
     if not (found := t.of(Asked)):
-        raise NotApplicable("it never called Register")
+        raise Skipped("it never called Register: see registration-arrives")
     return found
 
 
@@ -48,9 +48,7 @@ def registration_arrives(t: Timeline) -> str:
     """A kubelet looks for no plugin: it waits on `kubelet.sock` in `/var/lib/kubelet/device-plugins` until the
     plugin connects there and calls `v1beta1.Registration/Register`.
     """
-    if t.of(Asked):
-        return ""
-    return t.ended() or "Register was never called"
+    return "" if t.of(Asked) else "Register was never called"
 
 
 @check(starting, "A1")
@@ -89,7 +87,7 @@ def registration_serves_first(t: Timeline) -> str:
     """
     wrong = registration_endpoint(t)
     if wrong:
-        raise NotApplicable(wrong)
+        raise Skipped(f"{wrong}: see registration-endpoint")
     return first(f"{it.endpoint} could not be connected to: {it.unreachable}" for it in _asked(t) if it.unreachable)
 
 
@@ -122,9 +120,12 @@ def registration_options(t: Timeline) -> str:
 def registration_options_agree(t: Timeline) -> str:
     """A kubelet ignores the options in Register: what `GetDevicePluginOptions` answers counts."""
     answers = {it.resource: it.chosen for it in t.calls("options") if not it.error}
-    asked = [it for it in _asked(t) if it.options and it.resource in answers]
-    if not asked:
+    with_options = [it for it in _asked(t) if it.options]
+    if not with_options:
         raise NotApplicable("Register has no options")
+    asked = [it for it in with_options if it.resource in answers]
+    if not asked:
+        raise Skipped("GetDevicePluginOptions failed: see registration-options")
     return first(
         f"Register of {it.resource} has {lost.pop()}, which GetDevicePluginOptions does not answer"
         for it in asked
@@ -162,17 +163,15 @@ def registration_keeps_stream(t: Timeline) -> str:
 
 def comes(t: Timeline) -> str:
     """What is wrong if its devices could not be had in the end."""
-    missing = [it.text for it in t.did(MISSING)]
-    return missing[-1] + (f": {why}" if (why := t.ended()) else "") if missing else ""
+    return first(it.text for it in t.did(MISSING))
 
 
 async def begun(stage: Stage, times: int = 1) -> None:
     """Wait until there are devices; put on record what is missing if they do not come."""
     seconds = stage.terms.patience * times
     if not await stage.offered(seconds):
-        without = [name for name in sorted(stage.terms.known) if not stage.kubelet.streams(name)]
         within = "" if stage.timeline().ended() else f" within {seconds:g} s"
-        stage.did(MISSING, f"{', '.join(without) or 'it'} was not registered{within}, or has no list")
+        stage.did(MISSING, stage.missing() + within)
     elif not await stage.until(lambda: bool(stage.healthy())):
         stage.did(MISSING, "it registered, and listed no healthy device")
 

@@ -8,7 +8,7 @@ from agent.simulation.changes import Kind
 from agent.simulation.conformance.checks.restarts import away
 from agent.simulation.conformance.stage import Stage
 from agent.simulation.conformance.suite import check
-from agent.simulation.conformance.timeline import NotApplicable, Skipped, Timeline, first
+from agent.simulation.conformance.timeline import Skipped, Timeline, first
 
 _CPU: Final = 0.05
 """Of one processor, while nothing happens: a plugin that polls each second takes less."""
@@ -72,7 +72,7 @@ async def restarting_often(stage: Stage) -> None:
     stage.use("at the end")
 
 
-@check(restarting_often, "A6")
+@check(restarting_often, "A6", follows="restart-registers")
 def restarts_register(t: Timeline) -> str:
     """A node lives for years: each of two hundred restarts of the kubelet is followed by a registration."""
     return first(it.text for it in t.did("lost"))
@@ -82,11 +82,10 @@ def _between(t: Timeline) -> tuple[int, int, int, int]:
     """Memory and descriptors before and after the restarts.
 
     Raises:
-        NotApplicable: it did not come through them.
-        Skipped: they were too few.
+        Skipped: it did not come through them, or they were too few.
     """
     if t.did("lost"):
-        raise NotApplicable("it did not come through all restarts")
+        raise Skipped("it did not come through all restarts: see restarts-register")
     if not t.did("restarts") or int(t.did("restarts")[0].text) < _FEW:
         raise Skipped("too few restarts were made to tell")
     before, after = t.used("settled"), t.used("at the end")

@@ -35,7 +35,18 @@ def restart_registers(t: Timeline) -> str:
     """A kubelet that starts knows no plugin, and removes the sockets that lie in its plugin directory (not those
     in a directory below): listen at a fresh socket and register, each time `kubelet.sock` is made.
     """
-    return comes(t.since(RESTART))
+    return comes(t)
+
+
+def lists_after(t: Timeline) -> list[dict[str, str]]:
+    """The lists of the subject after the restart: ID → health.
+
+    Raises:
+        Skipped: none came.
+    """
+    if not (found := t.since(RESTART).health()):
+        raise Skipped("no list came after the restart: see restart-registers")
+    return found
 
 
 @check(restarting, "A6")
@@ -45,7 +56,7 @@ def restart_in_time(t: Timeline) -> str:
     """
     after = t.since(RESTART)
     if restart_registers(t):
-        raise NotApplicable("it did not register")
+        raise Skipped("it did not register: see restart-registers")
     began = after.changes(Kind.STARTED)[0].at
     last = max(it.at for resource in after.resources if (it := after.registered(resource)))
     return f"it took {last - began:.1f} s" if last - began > _IN_TIME else ""
@@ -54,13 +65,16 @@ def restart_in_time(t: Timeline) -> str:
 @check(restarting, "A2")
 def restart_once(t: Timeline) -> str:
     """One Register for each start of a kubelet, of which both its new socket and your old stream's end tell: of two
-    streams the kubelet forgets one when the other ends. Remember which `kubelet.sock` you are registered at.
+    streams the kubelet forgets one when the other ends. Remember which `kubelet.sock` you are registered at: its
+    inode and time of last change (ctime) together tell it from the next, or the event of its creation.
     """
     after, seen = t.since(RESTART), set()
     for it in after.changes(Kind.REGISTERED):
         if it.resource in seen:
             return f"{it.resource} was registered more than once"
         seen.add(it.resource)
+    if restart_registers(t):
+        raise Skipped("it did not register: see restart-registers")
     return ""
 
 
@@ -69,9 +83,7 @@ def restart_same_devices(t: Timeline) -> str:
     """Pods go on running while the kubelet restarts, and its checkpoint has their IDs: the same device has the
     same ID after it.
     """
-    before, after = t.until(RESTART).health(), t.since(RESTART).health()
-    if not after:
-        raise NotApplicable("no list came after it")
+    before, after = t.until(RESTART).health(), lists_after(t)
     lost = before[-1].keys() - after[-1].keys()
     return f"lost from {t.subject}: {named(lost)}" if lost else ""
 
@@ -85,12 +97,12 @@ async def wiping(stage: Stage) -> None:
     await begun(stage)
 
 
-@check(wiping, "A6")
+@check(wiping, "A6", follows="restart-registers")
 def restart_wipes_files(t: Timeline) -> str:
     """Kubelets until 1.32 remove every file in the plugin directory when they start, not sockets alone: keep
     locks and state elsewhere, or in a directory below.
     """
-    return comes(t.since(RESTART))
+    return comes(t)
 
 
 async def same_inode(stage: Stage) -> None:
@@ -110,12 +122,12 @@ async def same_inode(stage: Stage) -> None:
     await begun(stage)
 
 
-@check(same_inode, "A6")
+@check(same_inode, "A6", follows="restart-registers")
 def restart_same_inode(t: Timeline) -> str:
-    """A new `kubelet.sock` often has the inode number of the old one: a look at that number shows no restart.
-    Watch the directory for the name's creation, and your stream's end.
+    """A new `kubelet.sock` often has the inode number of the old one: that number alone shows no restart. Watch the
+    directory for the name's creation, or compare inode and time of last change (ctime) together.
     """
-    return comes(t.since(RESTART))
+    return comes(t)
 
 
 async def hanging(stage: Stage) -> None:
@@ -127,12 +139,12 @@ async def hanging(stage: Stage) -> None:
     await begun(stage)
 
 
-@check(hanging, "A2")
+@check(hanging, "A2", follows="restart-registers")
 def restart_half_open(t: Timeline) -> str:
     """A kubelet that hangs in the kernel keeps its streams open while the next one runs: a new `kubelet.sock`
     means register, even if no stream has ended.
     """
-    return comes(t.since(RESTART))
+    return comes(t)
 
 
 async def twice(stage: Stage) -> None:
@@ -149,10 +161,10 @@ async def twice(stage: Stage) -> None:
     await stage.rest()
 
 
-@check(twice, "A6")
+@check(twice, "A6", follows="restart-registers")
 def restart_twice(t: Timeline) -> str:
     """A kubelet may restart while you register with it, more than once: what counts is the newest one."""
-    return comes(t.since(RESTART))
+    return comes(t)
 
 
 async def away(stage: Stage) -> None:
@@ -168,10 +180,10 @@ async def away(stage: Stage) -> None:
     await begun(stage)
 
 
-@check(away, "A6")
+@check(away, "A6", follows="restart-registers")
 def restart_after_a_while(t: Timeline) -> str:
     """An upgrade takes the kubelet away for minutes: wait until its socket is back, however long that takes."""
-    return comes(t.since(RESTART))
+    return comes(t)
 
 
 async def dropped(stage: Stage) -> None:
@@ -202,8 +214,8 @@ def stream_ended(t: Timeline) -> str:
     if not t.events:
         raise NotApplicable("a kubelet from 1.37 on does not do that")
     if not t.since("drop").changes(Kind.DISCONNECTED, resource=t.subject):
-        raise Skipped("no stream was closed")
-    return comes(t.since("drop"))
+        raise Skipped("no stream was closed" + (": see killed-returns" if not t.since("rival").of(Asked) else ""))
+    return comes(t)
 
 
 async def loaded(stage: Stage) -> None:
@@ -223,9 +235,9 @@ async def loaded(stage: Stage) -> None:
         await stage.allocate("then", stage.healthy()[0])
 
 
-@check(loaded, "A6")
+@check(loaded, "A6", follows="restart-registers")
 def restart_under_load(t: Timeline) -> str:
     """A kubelet may be killed while calls of it are under way: they end with an error on your side, and you go
     on.
     """
-    return comes(t.since(RESTART)) or first(it.error for it in t.calls("then"))
+    return comes(t) or first(it.error for it in t.calls("then"))
