@@ -19,7 +19,7 @@ KUBELET: Final = Path("/var/lib/kubelet")
 
 _TAIL: Final = 8192  # bytes of its output that are searched for its last words
 _CUT: Final = 200  # characters of them
-_ERROR: Final = re.compile(r"\b(\w*error|panic|fatal): ", re.IGNORECASE)
+_ERROR: Final = re.compile(r"(\w*error|panic|fatal)\b[^:]*: ", re.IGNORECASE)
 _NAMESPACE: Final = str(Path(__file__).with_name("namespace.py"))
 
 
@@ -88,12 +88,12 @@ class Command:
         return await self._process.wait()
 
     def last_words(self) -> str:
-        """The last line that names an error (Node prints its version behind one), else the last of all."""
+        """The last line that begins with an error (Node prints its version behind one), else the last of all."""
         size = os.fstat(self._log.fileno()).st_size
         start = max(self._from, size - _TAIL)
         printed = os.pread(self._log.fileno(), size - start, start).decode(errors="replace")
         lines = [line.strip() for line in printed.splitlines() if line.strip()]
-        return next((line for line in reversed(lines) if _ERROR.search(line)), "".join(lines[-1:]))[:_CUT]
+        return next((line for line in reversed(lines) if _ERROR.match(line)), "".join(lines[-1:]))[:_CUT]
 
     def usage(self, label: str, at: float) -> Used | None:
         """As `used_by` reads it."""

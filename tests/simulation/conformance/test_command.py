@@ -121,7 +121,7 @@ def test_a_plugin_that_never_registers_fails_and_shows_what_it_said(tmp_path: Pa
     ("printed", "words"),
     [
         (["starting", "no kubelet is here", ""], "no kubelet is here"),
-        (["    throw err;", "", "Error: 2 UNKNOWN: not ready", "    at emit (node:events:518:28)", "", "Node.js v20.20.2"], "Error: 2 UNKNOWN: not ready"),
+        (["    throw err;", "", "Error: 2 UNKNOWN: not ready", "    at emit (node:events:518:28)", "  details: 'Last error: none'", "Node.js v20.20.2"], "Error: 2 UNKNOWN: not ready"),
         (["x" * 300], "x" * 200),
         ([], ""),
     ],
