@@ -16,7 +16,7 @@ from agent.simulation.conformance.timeline import Asked, NotApplicable, Skipped,
 _IN_TIME: Final = 1.5  # seconds: a real kubelet admits its first pod after 1 s (A6), and this machine may be busy
 _LOAD: Final = 20  # calls under way when the kubelet dies
 _UNDER_WAY: Final = 0.01  # seconds after which the calls have been sent
-_TRIES: Final = 64  # to get the same inode number again
+_TRIES: Final = 16  # to get the same inode number again
 RESTART: Final = "restart"
 
 
@@ -108,18 +108,16 @@ def restart_wipes_files(t: Timeline) -> str:
 async def same_inode(stage: Stage) -> None:
     """The new kubelet's socket has the inode number of the old one."""
     await stage.begin()
-    number = stage.kubelet.socket.stat().st_ino
-    await stage.kubelet.stop()
-    stage.did(RESTART)
-    await stage.kubelet.start()
-    for _ in range(_TRIES):
-        if stage.kubelet.socket.stat().st_ino == number:
-            break
+    for _ in range(_TRIES):  # on a busy machine another process may take the number meanwhile
+        number = stage.kubelet.socket.stat().st_ino
         await stage.kubelet.stop()
+        stage.did(RESTART)
         await stage.kubelet.start()
-    else:
-        raise Skipped("this file system gives each new file another inode number")
-    await begun(stage)
+        is_same = stage.kubelet.socket.stat().st_ino == number
+        await begun(stage)
+        if is_same or not stage.healthy():
+            return
+    raise Skipped("this file system gives each new file another inode number")
 
 
 @check(same_inode, "A6", follows="restart-registers")
