@@ -100,14 +100,16 @@ def conformance(
     form = how["form"] or (_SUFFIXES.get(how["report"].suffix, "junit") if how["report"] else _TABLE)
     if how["report"] and form == _TABLE:
         raise click.UsageError(f"A report is one of {', '.join(FORMATS)}.")
-    with _place(how["plugin_dir"]) as (root, namespace), _log(how["log"]) as log:
+    with _place(how["plugin_dir"]) as (root, namespace), _log(how["log"]) as printed:
         began = time.monotonic()
 
         def heading(title: str) -> None:
-            os.write(log.fileno(), f"{_HEADING}{time.monotonic() - began:.1f} s, kubelet {kubelet}: {title}\n".encode())
+            os.write(
+                printed.fileno(), f"{_HEADING}{time.monotonic() - began:.1f} s, kubelet {kubelet}: {title}\n".encode()
+            )
 
         terms = Terms(
-            launch=lambda at: Command(command, at if namespace else None, log),
+            launch=lambda at: Command(command, at if namespace else None, printed),
             root=root,
             version=kubelet,
             patience=how["patience"],
@@ -118,7 +120,7 @@ def conformance(
             heading=heading,
         )
         results = anyio.run(_run, checks, terms, command)
-        _report(results, form, how["report"], {"kubelet": kubelet, "command": shlex.join(command)}, log)
+        _report(results, form, how["report"], {"kubelet": kubelet, "command": shlex.join(command)}, printed)
     if any(it.outcome is Outcome.FAIL for it in results):
         raise click.exceptions.Exit(ExitCode.TROUBLE)
 

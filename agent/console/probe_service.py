@@ -45,12 +45,14 @@ async def serve(control: Control, health: Health, admin_socket: Path) -> None:
     """
 
     async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with anyio.move_on_after(_ASKS_WITHIN):
-            what = (await reader.readline()).decode(errors="replace").strip()
-            if what in PROBES:
-                is_well, sentences = await verdict(what, control.status, health)
-                writer.write(f"{WELL if is_well else 'ill'}\n{sentences}\n".encode(errors="replace"))
-        writer.close()
+        try:
+            with anyio.move_on_after(_ASKS_WITHIN):
+                what = (await reader.readline()).decode(errors="replace").strip()
+                if what in PROBES:
+                    is_well, sentences = await verdict(what, control.status, health)
+                    writer.write(f"{WELL if is_well else 'ill'}\n{sentences}\n".encode(errors="replace"))
+        finally:  # also where the daemon ends meanwhile
+            writer.close()
 
     path = probe_socket(admin_socket)
     while True:

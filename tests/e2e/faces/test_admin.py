@@ -69,7 +69,7 @@ async def test_a_pod_keeps_a_device_that_is_drained_and_who_it_is_is_told(node: 
             held = await _held(client)
             assert [(who.pod, who.container) for who in held[0].holders] == [("trainer", "main")]
         code, out, _ = await finish("status", "--pods", "--config", str(node.root / "config.toml"))
-        assert (code, out.splitlines()[1].split()) == (0, ["default/trainer", "main", WIDGET, "w1"])
+        assert (code, out.splitlines()[1].split()) == (0, ["default/trainer", "main", "w1", WIDGET, "w1"])
 
 
 async def _held(client: Client) -> tuple[Held, ...]:

@@ -185,7 +185,7 @@ async def test_discover_says_what_is_there_where_a_selector_matches_nothing(node
     assert json.loads(out)["problems"] == [{"backend": "stub", "subject": "fl.test/s", "message": sentence}]
     code, out, err = await finish("discover", "--config", config)
     assert (code, err) == (0, "")
-    assert out.endswith(f"Problems:\n  {sentence}\n")
+    assert out.startswith(f"fl.test/s: nothing; {sentence.removeprefix('fl.test/s: ')}\n")
 
 
 async def test_discover_says_that_nothing_is_configured(node: Node) -> None:
