@@ -37,6 +37,9 @@ async def asked(what: str, root: Path) -> tuple[bool, str]:
         return await asyncio.to_thread(sockets.probe, what, config(root))
 
 
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # what asyncio accepts while a server closes
 async def test_of_two_agents_in_one_namespace_the_later_answers_and_the_earlier_once_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,8 +129,8 @@ async def test_a_plugin_that_offers_nothing_is_told_which_check_says_so(tmp_path
     [
         ("registration-retries", "registration-retries", "example.com/toy was not registered within 80 s"),
         ("list-arrives", "registration-retries", "example.com/toy was registered, and no list came within 80 s"),
-        ("it cannot start twice", "killed-returns", "example.com/other, example.com/toy was not registered: "),
-        ("it cannot start twice", "update-returns", "example.com/other, example.com/toy was not registered: "),
+        ("it cannot start twice", "killed-returns", "example.com/toy was not registered: "),
+        ("it cannot start twice", "update-returns", "example.com/toy was not registered: "),
     ],
 )
 async def test_a_failure_says_what_is_missing_and_the_last_words_of_a_process_that_ended(
@@ -138,4 +138,5 @@ async def test_a_failure_says_what_is_missing_and_the_last_words_of_a_process_th
 ) -> None:
     (result,) = await tried(tmp_path, World(frozenset({fault})), [it for it in CHECKS if it.name == name])
     ended = "its process ended by itself with code 1; its last words: bind: address in use"
-    assert (result.outcome, result.why) == (Outcome.FAIL, why + ended if why.endswith(": ") else why)
+    said = result.why.removeprefix("example.com/other, ")  # which may still have its stream when this is looked at
+    assert (result.outcome, said) == (Outcome.FAIL, why + ended if why.endswith(": ") else why)
