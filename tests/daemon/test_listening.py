@@ -178,18 +178,15 @@ async def test_what_log_and_library_tell_of_one_fault_is_told_once(node: Node, l
 
 async def test_a_card_that_an_operator_drains_is_let_go_so_that_its_driver_can_be_unloaded(node: Node) -> None:
     cards = Cards()
-
-    def listens_to(*wanted: str) -> bool:
-        cards.told.put(None)  # it returns, and listens to what is wanted by then, which may still be what it was
-        return cards.listening[-1] == frozenset(wanted)
-
     async with running(node, cards) as agent:
         await until(lambda: cards.listening)
         await agent.control.drain("card 0", "a new driver", None)
-        await until(lambda: listens_to("pci:1"))
+        cards.told.put(None)
+        await until(lambda: cards.listening[1:] == [frozenset({"pci:1"})])
         await until(cards.ended.is_set)
         await agent.control.undrain("card 0")
-        await until(lambda: listens_to("pci:0", "pci:1"))
+        cards.told.put(None)
+        await until(lambda: cards.listening[2:] == [frozenset({"pci:0", "pci:1"})])
 
 
 async def test_a_library_that_fails_is_told_and_tried_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
