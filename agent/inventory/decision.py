@@ -68,7 +68,7 @@ class Decision(Struct, frozen=True):
 def decide(
     selection: Selection, found: Iterable[Found], health: Mapping[str, Health], held: Holdings, foreign: Holdings
 ) -> Decision:
-    """Decide about all devices and claims, or about some that share nothing with the others (`Index.connected`).
+    """Decide about all devices and claims, or about some that share nothing with the others (`Inventory._connected`).
 
     Args:
         selection: the resources in force.
@@ -81,9 +81,8 @@ def decide(
     lists: defaultdict[str, dict[str, Slot]] = defaultdict(dict)
     at: defaultdict[str, list[Found]] = defaultdict(list)  # hardware or place → the devices there
     former: defaultdict[Found, list[SlotKey]] = defaultdict(list)
-    groups: list[
-        tuple[Held, list[Found], list[str]]
-    ] = []  # alike claims, the devices they are of, the IDs no device has
+    # of alike claims: the first, the devices that they are of, and their IDs that no device has
+    groups: list[tuple[Held, list[Found], list[str]]] = []
     wrong: dict[SlotKey, Health] = {}
     barred: dict[Found, Health] = {}
 
@@ -126,9 +125,8 @@ def decide(
         claim = alike[0]
         near = given_to(claim, at)
         same = [it for it in near if is_same(claim, it.device)]
-        having: defaultdict[Found | None, list[SlotKey]] = defaultdict(
-            list
-        )  # the device that has an ID now → the claims
+        # the device that has an ID now → the claims
+        having: defaultdict[Found | None, list[SlotKey]] = defaultdict(list)
         for one in alike:
             having[owners[one.resource].get(one.id)].append(one.slot)
         first: dict[Found | None, SlotKey] = {}  # where it is → the first of the claims that have it there

@@ -2,7 +2,7 @@
 
 `decision.decide` says what follows from all that is known. Here is what makes that cheap: a change has decided again what it
 may concern, which are the devices that share hardware, a place or an ID with what changed, directly or through others, and
-the claims on these (`Index.connected`). All other answers are kept. `decide` of everything gives the same lists at any time.
+the claims on these (`Inventory._connected`). All other answers are kept. `decide` of everything gives the same lists at any time.
 
 Every method that takes something in has all lists written when it returns. `take` hands out those that changed since the
 last time, which a list knows (`lists.py`).

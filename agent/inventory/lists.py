@@ -29,10 +29,8 @@ class Listing:
         """Write these slots, a thousand of one device at once; one that says what is there already stays as it is."""
         slots, changed = self.slots, list[str]()
         was = now = HEALTHY
-        is_same, is_undated = (
-            True,
-            False,
-        )  # all tokens of a device are alike: of what is, and was, the same, once is enough
+        is_same, is_undated = True, False
+        # all tokens of a device are alike: of what is, and was, the same, once is enough
         for (device_id, slot), before in zip(decided.items(), map(slots.get, decided), strict=True):
             _, device, health = slot
             if health is not now or (before is not None and before[2] is not was):

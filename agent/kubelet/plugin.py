@@ -62,9 +62,8 @@ _SLOWEST: Final = 10.0
 _FORMER_AT_MOST: Final = 100_000  # a list of 4 MiB has half as many
 
 _AT_ONCE: Final = 5000  # IDs that are encoded in one step of the loop, which takes some ms
-_LONG: Final = (
-    1 << 16
-)  # bytes of a request that a thread reads: 5,000 IDs; a list has ten times as many, all may be free
+_LONG: Final = 1 << 16
+"""Bytes of a request that a thread reads: 5,000 IDs; a list has ten times as many, all may be free."""
 
 A = TypeVar("A")
 T = TypeVar("T")

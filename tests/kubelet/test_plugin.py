@@ -620,6 +620,14 @@ async def asking(client: Client, plugin: Plugin, told: Told, device_id: str) -> 
     return task
 
 
+async def goes_and_comes(clock: Clock, lists: Lists, stream: Any) -> None:
+    """The ID `a` leaves the list, and the next one has it again."""
+    for change in (lists.drop, lists.put):
+        clock.now += COALESCE
+        change("a")
+        await listed(stream)
+
+
 async def test_an_id_that_is_back_is_given_once_the_kubelet_can_be_at_no_list_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -728,17 +736,10 @@ async def test_an_id_that_leaves_again_while_an_allocate_waits_for_it_is_not_giv
     async with served(tmp_path / "s", plugin), connected(tmp_path / "s") as client:
         lists.put("a", "b")
         async with client.watch() as stream:
-
-            async def comes_back() -> None:
-                for change in (lists.drop, lists.put):
-                    clock.now += COALESCE
-                    change("a")
-                    await listed(stream)
-
             await listed(stream)
-            await comes_back()
+            await goes_and_comes(clock, lists, stream)
             waits = await asking(client, plugin, told, "a")
-            await comes_back()
+            await goes_and_comes(clock, lists, stream)
             clock.now += 8 * COALESCE
             pass_time(10 * COALESCE)
             await settled()
@@ -760,10 +761,7 @@ async def test_an_id_of_a_name_that_another_plugin_takes_while_an_allocate_waits
         lists.put("a", "b")
         async with client.watch() as stream:
             await listed(stream)
-            for change in (lists.drop, lists.put):
-                clock.now += COALESCE
-                change("a")
-                await listed(stream)
+            await goes_and_comes(clock, lists, stream)
             waits = asyncio.create_task(client.allocate("a"))
             await until(lambda: plugin.allocating)
             plugin.silence(True)
@@ -785,10 +783,7 @@ async def test_an_id_that_is_back_is_given_a_second_after_the_last_record_of_a_k
         lists.put("a", "b")
         async with client.watch() as stream:
             await listed(stream)
-            for change in (lists.drop, lists.put):
-                clock.now += COALESCE
-                change("a")
-                await listed(stream)
+            await goes_and_comes(clock, lists, stream)
             waits = await asking(client, plugin, told, "a")
             for _ in range(3):
                 clock.now += 8 * COALESCE
