@@ -187,7 +187,7 @@ class Registrar:
                     with self._kubelet.until_restart():
                         with anyio.CancelScope() as self._attempt:
                             await self._register()
-                        if self._attempt.cancelled_caught:
+                        if self._attempt.cancelled_caught or self._is_outdated:
                             continue
                         if await self._stay() >= _SETTLED_AFTER or self._is_outdated:
                             delay = _FIRST_DELAY
@@ -248,7 +248,7 @@ class Registrar:
 
     async def _register(self) -> None:
         """Register at a path of its own; then end the stream before, ours or that of the agent before us."""
-        if not self._is_streaming:
+        if not (streamed := self._is_streaming):
             await self._see_end_seen()
         await self._listen()
         predecessor = self._predecessor if self._predecessor is not None and self._predecessor.gives else None
@@ -258,7 +258,7 @@ class Registrar:
         await self._announce()
         if self.plugin.earlier_streams or predecessor is not None:
             await self._see_listed()
-        if self.plugin.earlier_streams:
+        if streamed:
             ends.add(await self._end_after_another(self._end_earlier, before))
         if predecessor is not None:
             if predecessor.has_fixed_paths:
@@ -338,7 +338,12 @@ class Registrar:
         return End.CLOSED if await server.wait_disconnected(_KEPT_AFTER) else End.KEPT
 
     async def _end_earlier(self) -> bool:
-        """End each stream but the last, and go on answering calls over their connections; as `_ended`."""
+        """End each stream but the last, and go on answering calls over their connections; as `_ended`.
+
+        Also False where they ended by themselves while we registered, as that end may have cost the new client (A2).
+        """
+        if not self.plugin.earlier_streams:
+            return False
         self.plugin.end_earlier_streams()
         return await self._ended(self._former, lambda: not self.plugin.earlier_streams)
 
