@@ -43,8 +43,11 @@ _STOPS_WITHIN: Final = 2.0  # seconds from the end of a plugin's stream to that 
 _LONGEST: Final = 3600.0  # seconds between two registrations of a resource that the kubelet goes on losing
 _DEADLINE: Final = 5.0  # seconds for an answer
 _GIVEN_UP: Final = 600.0  # seconds after which the kubelet need not answer, however long this process stood still
-_LIST_WAITS: Final = 0.5  # seconds at most that a list waits for the kubelet's record to be read
-_ANSWER_COMES: Final = 1.0  # the same for what it has in memory; a process that stood still is not out of time by that
+_LIST_WAITS: Final = 1.0
+"""Seconds at most that a list waits for the kubelet's record to be read, and then for what it has in memory.
+
+More than `running_time` counts of a time in which this process stood still: it is not out of time by that.
+"""
 _RECORD_COMES: Final = 0.05  # seconds between two looks at the record while a list waits for what it will say
 _LOST: Final = "the kubelet offers none of its devices, as if another plugin had registered this name and were gone"
 _DOUBTED: Final = (
@@ -220,7 +223,7 @@ class LostResources:
             return
         while await self._has_record():
             if self._unlike_since(registrar) is not None:
-                await self._ask(_ANSWER_COMES)
+                await self._ask(_LIST_WAITS)
             self._compare(registrar)
             if resource not in self._doubtful:
                 return

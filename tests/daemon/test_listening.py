@@ -43,7 +43,7 @@ class NoOptions(msgspec.Struct, frozen=True):
 
 
 class Cards(Backend[NoOptions]):
-    """Two cards, whose faults the kernel's log tells, and a library."""
+    """Two cards, whose faults the kernel's log tells, and a library; what is told, one of its listeners hears."""
 
     options_type: ClassVar = NoOptions
     hears: ClassVar = "the library"
@@ -53,7 +53,7 @@ class Cards(Backend[NoOptions]):
         self.always = always
         self.told: queue.SimpleQueue[Heard | Exception | None] = queue.SimpleQueue()
         self.listening: list[frozenset[str]] = []
-        self.ended = threading.Event()
+        self.opened, self.ended = threading.Event(), threading.Event()
         self.wait = self.told.get
         self.records: list[str] = []
 
@@ -76,6 +76,7 @@ class Cards(Backend[NoOptions]):
         self.listening.append(hardware)
         try:
             yield None
+            self.opened.set()
             while True:
                 it = self.wait()
                 if isinstance(it, Exception):
@@ -83,6 +84,11 @@ class Cards(Backend[NoOptions]):
                 yield it
         finally:
             self.ended.set()
+
+    def woken(self) -> list[frozenset[str]]:
+        """What it listened to, one after the other; a listener that waits returns, and ends if it was told to."""
+        self.told.put(None)
+        return self.listening
 
     def signals(self, record: Record) -> Iterable[Signal]:
         self.records.append(record.source)
@@ -181,12 +187,10 @@ async def test_a_card_that_an_operator_drains_is_let_go_so_that_its_driver_can_b
     async with running(node, cards) as agent:
         await until(lambda: cards.listening)
         await agent.control.drain("card 0", "a new driver", None)
-        cards.told.put(None)
-        await until(lambda: cards.listening[1:] == [frozenset({"pci:1"})])
-        await until(cards.ended.is_set)
+        await until(lambda: cards.woken() == [frozenset({"pci:0", "pci:1"}), frozenset({"pci:1"})])
+        await until(lambda: cards.woken() and cards.ended.is_set())
         await agent.control.undrain("card 0")
-        cards.told.put(None)
-        await until(lambda: cards.listening[2:] == [frozenset({"pci:0", "pci:1"})])
+        await until(lambda: cards.woken()[2:] == [frozenset({"pci:0", "pci:1"})])
 
 
 async def test_a_library_that_fails_is_told_and_tried_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,10 +210,11 @@ async def test_a_library_that_fails_is_told_and_tried_again(node: Node, monkeypa
 async def test_a_library_that_hangs_hinders_neither_a_reload_nor_the_end(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "SILENCE", 0.0)
     monkeypatch.setattr(listening, "_LOOK", 0.01)
     hanging, other = Cards(), Cards()
     async with running(node, hanging) as agent:
+        await until(hanging.opened.is_set)
+        monkeypatch.setattr(listening, "SILENCE", 0.0)
         await until(lambda: "no sign of life" in _why(agent))
         monkeypatch.setattr(listening, "SILENCE", 3600.0)
         await agent._swap.apply(Change(Difference(agent.config), {"cards": other}))
