@@ -71,7 +71,7 @@ class _Socket(SocketServer):
         """Another one is registered, and a stream that comes here now is refused."""
         self.is_left = False
         """The last connection was closed."""
-        super().__init__([self], path)
+        super().__init__([self], path, directly=True)
 
     def __mapping__(self) -> dict[str, Handler]:
         """The plugin's handlers."""

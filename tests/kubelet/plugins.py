@@ -108,7 +108,7 @@ async def listed(stream: Any) -> Mapping[str, str]:
 
 @asynccontextmanager
 async def served(path: Path, plugin: Plugin) -> AsyncIterator[SocketServer]:
-    server = SocketServer([plugin], path)
+    server = SocketServer([plugin], path, directly=True)
     await server.open()
     try:
         yield server

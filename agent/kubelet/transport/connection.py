@@ -16,6 +16,7 @@ from h2.events import PingAckReceived
 
 from agent.kubelet.transport.gathered_writes import GatheringTransport
 from agent.kubelet.transport.http2.connection import ServerConnection
+from agent.kubelet.transport.unary_calls import UnaryCalls
 
 if TYPE_CHECKING:
     from h2.connection import H2Connection
@@ -66,6 +67,8 @@ class Connection(H2Protocol):
         self.connection.initialize()
         self.processor = EventsProcessor(self.handler, self.connection)
         self.processor.processors[PingAckReceived] = lambda _: self._has_read.set()
+        if self._server.direct:
+            UnaryCalls(self._http2, self.processor, self._server.direct, self._server.codec)
         self._server.connected(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 import structlog
-from grpclib.const import Status
+from grpclib.const import Cardinality, Status
 from grpclib.exceptions import GRPCError
 from grpclib.protocol import H2Protocol
 from grpclib.server import Server
@@ -108,8 +108,22 @@ class SocketServer(Server):
     # grpclib looks at each tenth connection which earlier ones have ended: 8 resources kept 15 MB of them
     __gc_interval__ = 1
 
-    def __init__(self, handlers: Collection[IServable], path: Path, codec: CodecBase | None = None) -> None:
-        super().__init__(handlers, codec=codec or Codec())
+    def __init__(
+        self, handlers: Collection[IServable], path: Path, codec: CodecBase | None = None, *, directly: bool = False
+    ) -> None:
+        """Prepare.
+
+        Args:
+            handlers: the services.
+            path: of the socket.
+            codec: for their messages.
+            directly: their unary methods do nothing with a call but receive its message and send a reply.
+        """
+        self.codec: Final = codec or Codec()
+        super().__init__(handlers, codec=self.codec)
+        unary = {name: it for name, it in self._mapping.items() if it.cardinality is Cardinality.UNARY_UNARY}
+        self.direct: Final = unary if directly else {}
+        """The methods that are answered without grpclib."""
         self.path = path
         self._connections: set[Connection] = set()
         self._disconnected = asyncio.Event()

@@ -70,10 +70,11 @@ def setting(code: h2.settings.SettingCodes, value: int) -> bytes:
 
 
 class Service:
-    """Says what it is told, streams a list, or waits."""
+    """Says what it is told, sends a list, or waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, directly: bool) -> None:
         self.waiting = self.given_up = 0
+        self._sends = Cardinality.UNARY_UNARY if directly else Cardinality.UNARY_STREAM
 
     async def echo(self, stream: Stream[Any, Any]) -> None:
         message = await stream.recv_message()
@@ -95,15 +96,15 @@ class Service:
     def __mapping__(self) -> dict[str, Handler]:
         return {
             "/t/Echo": Handler(self.echo, Cardinality.UNARY_UNARY, Message, Message),
-            "/t/Big": Handler(self.big, Cardinality.UNARY_STREAM, Message, Message),
-            "/t/Wait": Handler(self.wait, Cardinality.UNARY_STREAM, Message, Message),
+            "/t/Big": Handler(self.big, self._sends, Message, Message),
+            "/t/Wait": Handler(self.wait, self._sends, Message, Message),
         }
 
 
-@pytest.fixture
-async def service(tmp_path: Path) -> AsyncIterator[Service]:
-    service = Service()
-    server = SocketServer([service], tmp_path / "s")
+@pytest.fixture(params=[False, True], ids=["by grpclib", "directly"])
+async def service(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Service]:
+    service = Service(directly=request.param)
+    server = SocketServer([service], tmp_path / "s", directly=request.param)
     await server.open()
     yield service
     await server.shut_down(0)

@@ -7,6 +7,7 @@ import socket
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,12 @@ class Service:
             "/t/Flood": Handler(self.flood, Cardinality.UNARY_STREAM, Empty, Message),
             "/t/Call": Handler(self.call, Cardinality.UNARY_UNARY, Empty, Message),
         }
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["by grpclib", "directly"])
+def directly(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these servers answers unary calls in one of the two ways."""
+    monkeypatch.setattr(SocketServer, "__init__", partialmethod(SocketServer.__init__, directly=request.param))
 
 
 @asynccontextmanager

@@ -144,6 +144,8 @@ class _Stream(Struct, eq=False):
     """Has a whole message come? No call of ours has two: what follows waits for the end."""
     ended: bool = False
     """By the client."""
+    answered: bool = False
+    """Ended by us."""
 
 
 class ServerConnection:
@@ -187,8 +189,9 @@ class ServerConnection:
             self._out += _frame(kind, flags, stream_id, block[:_MOST_FRAME])
             kind, flags, block = _CONTINUATION, 0, block[_MOST_FRAME:]
         self._out += _frame(kind, flags | _END_HEADERS, stream_id, block)
-        if end_stream and self.streams[stream_id].ended:
-            self._forget(stream_id)
+        if end_stream:
+            self.streams[stream_id].answered = True
+            self._forget_ended(stream_id)
 
     def local_flow_control_window(self, stream_id: int) -> int:
         """How many bytes may be sent now.
@@ -240,6 +243,11 @@ class ServerConnection:
         if stream.unread:
             self.acknowledge_received_data(stream.unread, stream_id)
         return True
+
+    def _forget_ended(self, stream_id: int) -> None:
+        """Let go a call that both sides have ended."""
+        if (stream := self.streams[stream_id]).ended and stream.answered:
+            self._forget(stream_id)
 
     def ping(self, data: bytes) -> None:
         """Ask whether the client is there; grpclib does so every two hours."""
@@ -354,9 +362,7 @@ class ServerConnection:
         elif (stream := self.streams.get(stream_id)) is not None and stream.ended:
             raise ViolationError(ErrorCodes.STREAM_CLOSED, "headers after a stream's end")
         if flags & _END_STREAM and (stream := self.streams.get(stream_id)) is not None:  # trailers, or there is no data
-            self._hand_on(stream_id, stream, events)
-            stream.ended = True
-            events.append(StreamEnded(stream_id=stream_id))
+            self._end(stream_id, stream, events)
 
     def _begin(self, stream_id: int, headers: Headers, events: list[Event]) -> None:
         if not stream_id & 1:
@@ -405,11 +411,17 @@ class ServerConnection:
             self.reset_stream(stream_id, ErrorCodes.ENHANCE_YOUR_CALM)
             self._tell_reset(StreamReset(stream_id=stream_id, remote_reset=False), events)
             return
-        if flags & _END_STREAM or (begins and len(stream.waiting) >= _HEAD_OF_MESSAGE + announced):
-            self._hand_on(stream_id, stream, events)
         if flags & _END_STREAM:
-            stream.ended = True
-            events.append(StreamEnded(stream_id=stream_id))
+            self._end(stream_id, stream, events)
+        elif begins and len(stream.waiting) >= _HEAD_OF_MESSAGE + announced:
+            self._hand_on(stream_id, stream, events)
+
+    def _end(self, stream_id: int, stream: _Stream, events: list[Event]) -> None:
+        """Note that the client has sent all."""
+        self._hand_on(stream_id, stream, events)
+        stream.ended = True
+        events.append(StreamEnded(stream_id=stream_id))
+        self._forget_ended(stream_id)
 
     def _is_full(self, stream: _Stream) -> bool:
         """Is more held than may be, and not for small calls alone?"""
