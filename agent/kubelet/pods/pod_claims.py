@@ -352,10 +352,9 @@ class PodClaims:
         lost = bool(had)
         if checkpoint is None:  # a kubelet that has run all the while, or has just listed, still knows what it says
             kubelet, (before, pods) = self._kubelet(), self._record
-            if present is not None:
-                self._record = kubelet, pods
             if not (lost := kubelet not in (None, before)):
                 return
+            self._record = kubelet, pods  # what it asks for from now on, it knows
         shown = {slot: Pods(self.pods(slot)) for slot in present or ()}
         slots = [held.slot for held in self._ledger.held()]
         looks = bool(slots) and (present is not None or lost or self._ledger.misses(self._given))

@@ -559,6 +559,18 @@ async def test_a_kubelet_that_has_run_all_the_while_has_forgotten_nothing_whatev
     agent.witnesses.close()
 
 
+async def test_what_a_kubelet_asks_for_that_has_written_nothing_yet_is_not_forgotten(tmp_path: Path) -> None:
+    """Its pod was refused where a list went out between the claim and the answer; podresources is not there."""
+    (tmp_path / "plugins").mkdir()
+    house = Forgetful(tmp_path)
+    async with limit():
+        await house.witnesses.confirm(TOY, lambda: {"a", "b"})
+        house.ledger.allocate([held("a")], house.now)
+        await house.witnesses.confirm(TOY, lambda: {"a", "b"})
+    assert house.ledger.forgotten() == []
+    house.witnesses.close()
+
+
 @pytest.mark.parametrize("runs", [True, False])
 async def test_a_record_that_lacks_only_pods_that_have_ended_was_not_lost(
     forgetful: Forgetful, pods: Pods, runs: bool
