@@ -27,6 +27,7 @@ from bench.measures.lists import forget, running_with
 from bench.names import device_names, resource_names
 from bench.processes import Agent, many_nodes
 
+_DEVICES: Final = 8
 _ROUNDS: Final = 100
 _GAP: Final = 0.11  # seconds
 _WITHIN: Final = 10.0  # seconds
@@ -44,11 +45,11 @@ _WRAPPED: Final = (
     ("agent.kubelet.plugin", "Plugin.publish", "snapshots"),
     ("agent.kubelet.plugin", "EncodedList.message", "stream woken, what pods hold"),
     ("agent.kubelet.transport.connection", "Connection.data_received", "loop woken"),
-    ("agent.kubelet.plugin", "Plugin._allocate", "HTTP/2 and grpclib in"),
+    ("agent.kubelet.plugin", "Plugin._allocate", "HTTP/2 in"),
     ("agent.kubelet.allocation", "Allocator.allocate", "request read"),
     ("agent.daemon.node", "Node.allocated", "slots and claims"),
     ("agent.kubelet.wire", "encode_allocate", "claim written, edits"),
-    ("agent.kubelet.transport.gathered_writes", "GatheringTransport._send", "HTTP/2 and grpclib out"),
+    ("agent.kubelet.transport.gathered_writes", "GatheringTransport._send", "HTTP/2 out"),
 )
 """Module, function, and the stage that ends when it is called."""
 
@@ -104,18 +105,18 @@ for name, size in sorted(found.items(), key=lambda it: -it[1])[:25]:
 """
 
 
-def _traced(home: Path) -> Agent:
-    agent = many_nodes(home, 8)
+def _traced(home: Path, devices: int) -> Agent:
+    agent = many_nodes(home, devices)
     code = f"WRAPPED = {_WRAPPED!r}\nFILE = {str(home / 'marks')!r}\n{_PRELUDE}"
     agent.command = [sys.executable, "-c", code, *agent.command[1:]]
     return agent
 
 
-def _rounds(cause: Callable[[Agent, Kubelet, int], float]) -> list[tuple[str, float]]:
+def _rounds(cause: Callable[[Agent, Kubelet, int], float], devices: int) -> list[tuple[str, float]]:
     """Median milliseconds of each stage; `cause` makes one round and tells when its effect was there."""
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
-        agent, spans = _traced(home), list[tuple[float, float]]()
+        agent, spans = _traced(home, devices), list[tuple[float, float]]()
         kubelet = Kubelet(agent.plugin_dir)
         with running_with(agent, kubelet):
             for number in range(_ROUNDS):
@@ -141,7 +142,7 @@ def _medians(marks: list[tuple[str, float]], spans: list[tuple[float, float]]) -
 
 
 def _event(agent: Agent, kubelet: Kubelet, number: int) -> float:
-    name = device_names(8)[-1]
+    name = device_names(_DEVICES)[-1]
     if number % 2:
         agent.make_node(name, 7)
     else:
@@ -150,13 +151,13 @@ def _event(agent: Agent, kubelet: Kubelet, number: int) -> float:
 
 
 def _allocate(_: Agent, kubelet: Kubelet, number: int) -> float:
-    kubelet.channel(resource_names(1)[0]).unary_unary(_METHOD)(request(device_names(7)[number % 7]))
+    kubelet.channel(resource_names(1)[0]).unary_unary(_METHOD)(request(device_names(_ROUNDS)[number]))
     return time.perf_counter()
 
 
 def _start() -> list[tuple[str, float]]:
     with tempfile.TemporaryDirectory() as name:
-        agent = _traced(Path(name))
+        agent = _traced(Path(name), _DEVICES)
         kubelet = Kubelet(agent.plugin_dir)
         kubelet.start()
         began = agent.start()
@@ -174,7 +175,11 @@ def _memory() -> None:
 def main() -> None:
     argparse.ArgumentParser(prog="python -m bench.stages", description=__doc__).parse_args()
     processes.set_up()
-    for title, stages in (("event", _rounds(_event)), ("Allocate", _rounds(_allocate)), ("start", _start())):
+    for title, stages in (
+        ("event", _rounds(_event, _DEVICES)),
+        ("Allocate", _rounds(_allocate, _ROUNDS)),
+        ("start", _start()),
+    ):
         print(f"\n{title}: {sum(taken for _, taken in stages):.2f} ms, Python {sys.version.split()[0]}")
         for label, taken in stages:
             print(f"{taken:8.3f} ms  {label}")
