@@ -47,7 +47,8 @@ def _second_event(quick: bool) -> Iterable[Figure]:
 
 
 def _storms(quick: bool) -> Iterable[Figure]:
-    yield from storms(1.0 if quick else 10.0)
+    for devices in (8, 100, 1_000):
+        yield from storms(devices, 1.0 if quick else 10.0 if devices == 8 else 3.0)
 
 
 def _unhealthy_to_list(quick: bool) -> Iterable[Figure]:

@@ -32,7 +32,7 @@ _FILLED_AT_ONCE: Final = 100  # containers of one call
 _WARM_UP: Final = 10  # calls that are not counted
 _PAUSE: Final = 0.005  # seconds between calls
 _SETTLE: Final = 0.3  # seconds after the first list, for a start to be over
-_METHOD: Final = "/v1beta1.DevicePlugin/Allocate"
+METHOD: Final = "/v1beta1.DevicePlugin/Allocate"
 
 _HOW: Final = "round trip of an Allocate of one fresh ID; baseline: the same reply, made beforehand"
 
@@ -81,7 +81,7 @@ def held_round_trips(make: Callable[[Path], Sequence[Process]], calls: int) -> l
                 some = list(islice(ids, min(_FILLED_AT_ONCE, held - there)))
                 there += len(some)
                 for channel in sides:
-                    channel.unary_unary(_METHOD)(request(*some))
+                    channel.unary_unary(METHOD)(request(*some))
             for device_id in islice(ids, calls):
                 there += 1
                 for channel, taken in zip(sides, samples, strict=True):
@@ -147,7 +147,7 @@ def _connection(process: Process) -> Iterator[Any]:
 
 
 def _one_by_one(channel: Any, requests: Sequence[bytes]) -> list[float]:
-    call, taken = channel.unary_unary(_METHOD), []
+    call, taken = channel.unary_unary(METHOD), []
     for request in requests:
         before = time.perf_counter()
         reply = call(request)
@@ -164,7 +164,7 @@ def _at_once(channel: Any, requests: Sequence[bytes]) -> list[float]:
         ended[number] = time.perf_counter()
         return reply
 
-    calls = [channel.unary_unary(_METHOD, None, partial(arrived, number)) for number in range(len(requests))]
+    calls = [channel.unary_unary(METHOD, None, partial(arrived, number)) for number in range(len(requests))]
     futures = []
     for number, (call, request) in enumerate(zip(calls, requests, strict=True)):
         begun[number] = time.perf_counter()

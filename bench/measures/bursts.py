@@ -1,4 +1,4 @@
-"""Events that come close together: `second_event`, `steady_cpu`, `storm_cpu`, `storm_to_list`."""
+"""Events that come close together: `second_event`, `steady_cpu`, `storm_cpu`, `storm_to_list`, `storm_allocate`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from typing import Any, Final
 from bench import messages
 from bench.figures import Figure, figure
 from bench.kubelet import Kubelet
+from bench.measures.allocate import METHOD as ALLOCATE
+from bench.measures.allocate import request
 from bench.measures.idle import cpu_seconds
 from bench.measures.lists import comes_and_goes, forget, moves, running_with
-from bench.names import device_names
+from bench.names import device_names, resource_names
 from bench.processes import Bare, Baseline, OnNodes, Process, many_nodes
 from tests.e2e import hermetic
 
@@ -24,16 +26,21 @@ _WITHIN: Final = 10.0  # seconds
 _REST: Final = 0.3  # seconds, in which credit for lists is earned again
 _STEADY: Final = 1_000  # events a second
 _STORM: Final = 10_000
+_ALLOCATES_EVERY: Final = 0.1  # seconds
 
 _SECOND: Final = (
     "from before the second mknod or unlink, so long after that of another node, until the list that shows both is in the "
     "kubelet; grpcio is handed both changes"
 )
 _STEADY_CPU: Final = (
-    "CPU time of the process while `add` uevents of its eight devices, which change nothing, come one by one"
+    "CPU time of the process while `add` uevents of all its devices in turn, which change nothing, come one by one, and "
+    "an Allocate of one of them ten times a second"
 )
-_STORM_CPU: Final = "CPU time of the process until it has taken in 100,000 such events that come within 10 s"
+_STORM_CPU: Final = (
+    "CPU time of the process until it has taken in so many such events, 10,000 a second, and the Allocates"
+)
 _STORM_LIST: Final = "from a change right after that storm until it is in the kubelet"
+_STORM_ALLOCATE: Final = "round trip of such an Allocate during the storm; the ID is held from the first time on"
 
 
 def second_event(milliseconds: int, rounds: int) -> Figure:
@@ -87,52 +94,69 @@ def _count(data: bytes) -> int:
     return len(pb.ListAndWatchResponse.FromString(data).devices)
 
 
-def storms(seconds: float) -> list[Figure]:
+def storms(devices: int, seconds: float) -> list[Figure]:
     """Uevents at two rates, in a network namespace of its own; agent and bare plugin one after the other."""
-    steady, storm, after = hermetic.call(f"{__name__}:_storms", seconds, timeout=300 + 20 * seconds)
+    found = hermetic.call(f"{__name__}:_storms", devices, seconds, timeout=300 + 20 * seconds)
+    size = "" if devices == _DEVICES else f", {devices:,} devices"
+    steady, storm = f"{_STEADY:,} uevents/s{size}", f"{seconds * _STORM:,.0f} uevents{size}"
+    figures = [
+        ("steady_cpu", steady, "%", _STEADY_CPU),
+        ("storm_cpu", storm, "s", _STORM_CPU),
+        ("storm_to_list", storm, "ms", _STORM_LIST),
+        ("storm_allocate", storm, "ms", _STORM_ALLOCATE),
+    ]
     return [
-        figure("steady_cpu", f"{_STEADY:,} uevents/s", "%", steady[:1], [0.0], _STEADY_CPU, steady[1:]),
-        figure("storm_cpu", f"{seconds * _STORM:,.0f} uevents", "s", storm[:1], [0.0], _STORM_CPU, storm[1:]),
-        figure("storm_to_list", f"{seconds * _STORM:,.0f} uevents", "ms", after[:1], [0.0], _STORM_LIST, after[1:]),
+        figure(name, size, unit, agent, [0.0], how, bare)
+        for (name, size, unit, how), (agent, bare) in zip(figures, found, strict=True)
     ]
 
 
-def _storms(seconds: float) -> list[list[float]]:
-    return storms_of([partial(many_nodes, devices=_DEVICES), lambda home: Bare(home, 1, _DEVICES)], seconds)
+def _storms(devices: int, seconds: float) -> list[list[list[float]]]:
+    return storms_of([partial(many_nodes, devices=devices), lambda home: Bare(home, 1, devices)], seconds, devices)
 
 
-def storms_of(makes: Sequence[Callable[[Path], OnNodes]], seconds: float) -> list[list[float]]:
-    """CPU share while they are steady, CPU seconds of a storm, milliseconds until what follows it is listed; of each."""
-    found: list[list[float]] = [[], [], []]
+def storms_of(
+    makes: Sequence[Callable[[Path], OnNodes]], seconds: float, devices: int = _DEVICES
+) -> list[list[list[float]]]:
+    """CPU share while they are steady, and of a storm CPU seconds, how long what follows takes, and Allocates; of each process."""
+    found: list[list[list[float]]] = [[], [], [], []]
     for make in makes:
         with tempfile.TemporaryDirectory() as home:
             process = make(Path(home, "a"))
-            side = moves(process, _DEVICES)
+            side = moves(process, devices)
             with running_with(process, side.kubelet):
                 used = cpu_seconds(process.pid)
-                _inject(_STEADY, seconds)
-                found[0].append((cpu_seconds(process.pid) - used) / seconds * 100)
+                _inject(side.kubelet, devices, _STEADY, seconds)
+                found[0].append([(cpu_seconds(process.pid) - used) / seconds * 100])
                 used = cpu_seconds(process.pid)
-                _inject(_STORM, seconds)
+                allocated = _inject(side.kubelet, devices, _STORM, seconds)
                 side.prepare()
                 forget(side.kubelet)
                 before = time.perf_counter()
                 side.cause()
                 arrival = side.kubelet.lists.get(timeout=_WITHIN)
-                found[2].append((arrival.at - before) * 1e3)
+                found[2].append([(arrival.at - before) * 1e3])
                 time.sleep(_REST)
-                found[1].append(cpu_seconds(process.pid) - used)
+                found[1].append([cpu_seconds(process.pid) - used])
+                found[3].append(allocated)
     return found
 
 
-def _inject(rate: int, seconds: float) -> None:
-    """So many events a second, as evenly as a sleep of a millisecond allows."""
-    injector, names = hermetic.Injector(), device_names(_DEVICES)
+def _inject(kubelet: Kubelet, devices: int, rate: int, seconds: float) -> list[float]:
+    """So many events a second, as evenly as a sleep of a millisecond allows; the milliseconds of Allocates meanwhile."""
+    injector, names = hermetic.Injector(), device_names(devices)
+    allocate, taken = kubelet.channel(resource_names(1)[0]).unary_unary(ALLOCATE), list[float]()
+    asked = request(names[0])  # the first of them stays
     began, sent = time.perf_counter(), 0
     while sent < rate * seconds:
         due = min(rate * seconds, (time.perf_counter() - began) * rate)
         while sent < due:
-            name = names[sent % _DEVICES]
+            name = names[sent % devices]
             injector.kernel("add", f"/devices/virtual/bench/{name}", "bench", DEVNAME=name)
             sent += 1
+        if time.perf_counter() - began >= len(taken) * _ALLOCATES_EVERY:
+            before = time.perf_counter()
+            allocate(asked)
+            taken.append((time.perf_counter() - before) * 1e3)
         time.sleep(0.0005)
+    return taken
