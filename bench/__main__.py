@@ -9,13 +9,14 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before grpcio is imported: it tells of every connection's end
 
 from bench import messages, processes
-from bench.figures import Figure, document, table
+from bench.figures import Figure, document, growth, table
 from bench.measures.allocate import allocate, allocate_concurrent, allocate_held
 from bench.measures.bursts import second_event, storms
 from bench.measures.flip import flip
@@ -35,10 +36,11 @@ from bench.measures.steps import loop_step_max
 
 
 def _event_to_list(quick: bool) -> Iterable[Figure]:
-    yield event_to_list(8, 20 if quick else 200)
     yield uevent_to_list(8, 20 if quick else 200)
-    yield event_to_list(1_000, 20 if quick else 200)
-    yield event_to_list(10_000, 10 if quick else 100)
+    sizes = (8, 1_000, 5_000, 10_000)
+    found = {it / 1_000: event_to_list(it, (10 if it == 10_000 else 20) * (1 if quick else 10)) for it in sizes}
+    yield from found.values()
+    yield growth("event_to_list", "1,000 devices more", "ms", found)
 
 
 def _second_event(quick: bool) -> Iterable[Figure]:
@@ -47,8 +49,9 @@ def _second_event(quick: bool) -> Iterable[Figure]:
 
 
 def _storms(quick: bool) -> Iterable[Figure]:
-    for devices in (8, 100, 1_000):
-        yield from storms(devices, 1.0 if quick else 10.0 if devices == 8 else 3.0)
+    found = {it: storms(it, 1.0 if quick else 10.0 if it == 8 else 3.0) for it in (8, 100, 1_000)}
+    yield from chain.from_iterable(found.values())
+    yield growth("steady_cpu", "1,000 devices more", "%", {it / 1_000: figures[0] for it, figures in found.items()})
 
 
 def _unhealthy_to_list(quick: bool) -> Iterable[Figure]:
@@ -84,8 +87,9 @@ def _prefer(quick: bool) -> Iterable[Figure]:
 
 
 def _exec_to_registered(quick: bool) -> Iterable[Figure]:
-    for resources, starts in ((1, 20), (16, 20), (100, 10)):
-        yield exec_to_registered(resources, 3 if quick else starts)
+    found = {it: exec_to_registered(it, 3 if quick else starts) for it, starts in ((1, 20), (16, 20), (100, 10))}
+    yield from found.values()
+    yield growth("exec_to_registered", "a resource more", "ms", {float(it): one for it, one in found.items()})
     yield cold_to_registered(3 if quick else 10)
     yield whole_node_to_registered(3 if quick else 20)
 
@@ -95,8 +99,11 @@ def _exec_to_whole(quick: bool) -> Iterable[Figure]:
 
 
 def _kubelet_to_registered(quick: bool) -> Iterable[Figure]:
-    for resources, restarts in ((1, 30), (16, 30), (100, 40)):
-        yield from kubelet_to_registered(resources, 5 if quick else restarts)
+    sizes = ((1, 30), (16, 30), (100, 40))
+    found = {it: list(kubelet_to_registered(it, 5 if quick else restarts)) for it, restarts in sizes}
+    yield from chain.from_iterable(found.values())
+    for number, (name, unit) in enumerate((("kubelet_to_registered", "ms"), ("rss_after_restarts", "MB"))):
+        yield growth(name, "a resource more", unit, {it: figures[number] for it, figures in found.items()})
 
 
 def _idle(quick: bool) -> Iterable[Figure]:

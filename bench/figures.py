@@ -71,6 +71,17 @@ def slope(sizes: Sequence[float], costs: Sequence[float]) -> float:
     return linear_regression(sizes, costs).slope
 
 
+def growth(name: str, what: str, unit: str, figures: Mapping[float, Figure]) -> Figure:
+    """What one more of something costs, by what a figure was with so many of it; a bare plugin's beside it."""
+    sizes, all_bare = list(figures), [it.bare_p50 for it in figures.values()]
+    agent = slope(sizes, [it.p50 for it in figures.values()])
+    baseline = slope(sizes, [it.baseline_p50 for it in figures.values()])
+    known = [it for it in all_bare if it is not None]
+    bare = [slope(sizes, known)] if len(known) == len(sizes) else []
+    how = f"the slope of the line of least squares through the p50 at {', '.join(f'{it:g}' for it in sizes)}"
+    return figure(f"{name}_growth", what, unit, [agent], [baseline], how, bare)
+
+
 def figure(
     name: str,
     size: str,

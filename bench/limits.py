@@ -70,6 +70,17 @@ LIMITS: Final[Mapping[tuple[str, str], Limit]] = {
     ("flip", "1,000 tokens"): Limit("ms", p50=1.0),
     ("allocate", "1"): Limit("ms", bare=0.75, missed_because=_REPLY),
     ("allocate_growth", "1,000 held more"): Limit("ms", p50=0.1, missed_because="something looks at every claim"),
+    ("event_to_list_growth", "1,000 devices more"): Limit(
+        "ms", p50=0.05, missed_because="something looks at all devices"
+    ),
+    ("steady_cpu_growth", "1,000 devices more"): Limit(
+        "%", p50=10.0, missed_because="events of many devices are of many units, each of which is read"
+    ),
+    ("exec_to_registered_growth", "a resource more"): Limit("ms", p50=2.5, missed_because=_REGISTRATION),
+    ("kubelet_to_registered_growth", "a resource more"): Limit("ms", p50=2.0, missed_because=_REGISTRATION),
+    ("rss_after_restarts_growth", "a resource more"): Limit(
+        "MB", p50=0.2, missed_because="a resource has a server and a list"
+    ),
     ("allocate_concurrent", "32"): Limit("ms", bare=0.5, missed_because=_REPLY),
     ("prefer", "16"): Limit("ms", p50=2.0),
     ("prefer", "1,000"): Limit("ms", p50=50.0, missed_because="the tables of its groups are joined size by size"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.figures import Figure, _is_met, document, figure, percentile, slope, table
+from bench.figures import Figure, _is_met, document, figure, growth, percentile, slope, table
 from bench.limits import LIMITS, Limit
 
 HOW = "in a test"
@@ -42,6 +42,15 @@ def test_the_slope_is_what_each_size_more_costs() -> None:
 def test_an_allocate_that_takes_longer_the_more_is_held_is_missed() -> None:
     grown = figure("allocate_growth", "1,000 held more", "ms", [0.7], [0.0], HOW)
     assert (grown.met, figure("allocate_growth", "1,000 held more", "ms", [-0.01], [0.0], HOW).met) == (False, True)
+
+
+def test_what_each_size_more_costs_is_told_of_both_sides() -> None:
+    found = {
+        n: figure("event_to_list", f"{n}", "ms", [1 + 0.2 * n], [2.0], HOW, [1 + 0.1 * n]) for n in (0.0, 1.0, 5.0)
+    }
+    grown = growth("event_to_list", "1,000 devices more", "ms", found)
+    assert (grown.p50, grown.baseline_p50, grown.bare_p50) == pytest.approx((0.2, 0.0, 0.1))
+    assert (grown.met, grown.name) == (False, "event_to_list_growth")
 
 
 def test_a_limit_in_milliseconds_is_compared_with_the_p50() -> None:
