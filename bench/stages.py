@@ -144,7 +144,7 @@ def _medians(marks: list[tuple[str, float]], spans: list[tuple[float, float]]) -
 def _event(agent: Agent, kubelet: Kubelet, number: int) -> float:
     name = device_names(_DEVICES)[-1]
     if number % 2:
-        agent.make_node(name, 7)
+        agent.make_node(name, _DEVICES - 1)
     else:
         agent.node(name).unlink()
     return kubelet.lists.get(timeout=_WITHIN).at

@@ -356,6 +356,7 @@ class Discoverer:
                 await asyncio.sleep(0)
         self._reports.walked(progress, failure)
         if different or "watches" in self.problems:
+            await asyncio.sleep(0)  # the list goes first: `watches` may look at all that is known
             before = self.watched
             if self.watches() != before:
                 self._on_watches()

@@ -170,8 +170,8 @@ class Nodes(Finder):
     def watches(self, known: Known) -> Watches:
         """All uevents, and the directories of all paths, since nodes and links are also made by hand or by udev."""
         listed = (path for unit in known for path in (unit, unit.rpartition("/")[0]))
-        every = (device for devices in known.values() for device in devices)
-        whole = {path for device in every for path in directories_in(device)}
+        every = (device for devices in known.values() for device in devices)  # they may be 10,000, at each event
+        whole = {path for device in every if device.identity == device.key for path in directories_in(device)}
         return Watches(frozenset({ANY_SUBSYSTEM}), frozenset(self._wanted.directories(listed) | whole))
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
@@ -263,7 +263,5 @@ def whole_directory(host: Host, group: Group, unit: str, permissions: str) -> De
 
 
 def directories_in(device: Device) -> set[HostPath]:
-    """The directories to watch for such a device: itself, and those of its nodes; none for a device of another kind."""
-    return (
-        {HostPath(device.key), *(node.path.parent for node in device.nodes)} if device.identity == device.key else set()
-    )
+    """The directories to watch for such a device: itself, and those of its nodes."""
+    return {HostPath(device.key), *(node.path.parent for node in device.nodes)}

@@ -39,7 +39,7 @@ _TYPES: Final = {"application/grpc", "application/grpc+proto"}
 _ANSWER: Final = ((":status", "200"), ("content-type", "application/grpc+proto"))
 _DONE: Final = (("grpc-status", "0"),)
 
-log = logging.getLogger("grpclib.server")  # as its own calls do
+_grpclibs = logging.getLogger("grpclib.server")  # as its own calls do
 
 
 class UnaryCalls:
@@ -196,7 +196,7 @@ class Call:
         except StreamClosedError:
             return
         except Exception:
-            log.exception("Application error")
+            _grpclibs.exception("Application error")
         try:
             await self._may_write()
         except StreamClosedError:
