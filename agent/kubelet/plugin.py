@@ -350,7 +350,7 @@ class Plugin:
         since = now if self._recorded != recorded else 0.0
         left = ((one, at + missed, begun + missed) for one, (at, begun) in self._left.items())
         begun_again = ((one, at, max(begun, min(since, at + _SLOWEST))) for one, at, begun in left)
-        self._left = {one: (at, begun) for one, at, begun in begun_again if now - begun < REMEMBERED}
+        self._left = {one: (at, begun) for one, at, begun in begun_again if now < begun + REMEMBERED}
         return now
 
     def _was_told(self, device_id: str) -> bool:
