@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
+
+from msgspec.structs import replace
 
 from agent.history.timeline import GONE, HEALTHY, SPAN, WELL, Change, Condition, kept
 
@@ -26,7 +27,7 @@ class Book:
 
     def __init__(self) -> None:
         self._changes: dict[Key, tuple[Change, ...]] = {}
-        self._past: OrderedDict[int, Change] = OrderedDict()  # by id(): what may be forgotten, the oldest first
+        self._past: dict[int, Change] = {}  # by id(): what may be forgotten, the oldest first
         self._lost = -SPAN  # when a device went of which nothing is kept any more, though its day has not passed
 
     def restore(self, changes: Iterable[Change]) -> None:
@@ -80,6 +81,10 @@ class Book:
     def _add(self, change: Change) -> None:
         key = change.resource, change.device
         changes = self._changes.get(key, ())
+        for it in changes:
+            if it.condition == change.condition:  # a message is kept once, however often it comes
+                change = replace(change, condition=it.condition)
+                break
         if changes:
             self._past.setdefault(id(changes[-1]), changes[-1])
         self._changes[key] = (*changes, change)

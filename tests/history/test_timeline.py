@@ -148,3 +148,12 @@ def test_a_device_that_never_rests_takes_nothing_from_what_is_told_of_others(mon
     for n in range(40):
         noted.note(x, Condition("Degraded" if n % 2 else GONE), later + n)
     assert [len(noted.of(it)) for it in (x, y)] == [3, 3]
+
+
+def test_what_a_device_comes_back_to_again_and_again_is_in_memory_once() -> None:
+    noted = Book()
+    for n in range(40):
+        noted.note(
+            KEY, Condition("Gone" if n % 2 else "Healthy", message=f"it is {'not' * (n % 2)} there"), NOW - 100 + n
+        )
+    assert len(set(map(id, (it.condition for it in noted.of(KEY))))) == 2
