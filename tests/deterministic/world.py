@@ -383,9 +383,9 @@ class AgentProcess:
         self.world.loop.kill(self.process)
 
     def _files(self) -> list[str]:
-        """What it has open, but for the state files, whose thread lives as long as the process."""
+        """What it has open, but for the state files and their directory, whose thread lives as long as the process."""
         names = [str(Path(f"/proc/self/fd/{fd}").readlink()) for fd in self.world.machine.descriptors(self.process)]
-        return [name for name in names if not name.rpartition("/")[2].lstrip(".").startswith("state.")]
+        return [name for name in names if name.rpartition("/")[2].lstrip(".").partition(".")[0] != "state"]
 
 
 def _hang_where_told(world: World) -> None:
