@@ -22,6 +22,7 @@ def run(config: Path | None, log_level: logs.Level) -> None:
     from agent.runtime import garbage, logs  # logs is before all else that imports structlog: see there
     from agent.runtime.supervision.resource_shortage import Shortage, raise_limits
 
+    garbage.use_one_heap()
     garbage.put_off()
     raise_limits()
 

@@ -200,6 +200,7 @@ class Serving:
         async with self._alone(self._ours / "lock") as lock:
             await self.predecessor.decided(with_listeners=self.shares_http and not self.standbys.listeners)
             self._check(lock)
+            is_given = self.predecessor.gives  # it may be killed from now on
             remove_leftovers(self._ours)
             if self._owner or self._is_giving:
                 await self._sole_agent.catch_up()
@@ -217,7 +218,7 @@ class Serving:
                     self._back.set()
                     tasks.start_soon(self._act)
                     tasks.start_soon(self._mind_lock, lock)
-                    if self.predecessor.gives:
+                    if is_given:
                         tasks.start_soon(self._tell_when_all_are_registered)
                         tasks.start_soon(self._clean_up_after_predecessor)
                     while True:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
+
+from msgspec.structs import replace
 
 from agent.history.timeline import GONE, HEALTHY, SPAN, WELL, Change, Condition, kept
 
@@ -26,7 +27,7 @@ class Book:
 
     def __init__(self) -> None:
         self._changes: dict[Key, tuple[Change, ...]] = {}
-        self._past: deque[Change] = deque()  # what may be forgotten, the oldest first; some of it may have been
+        self._past: dict[int, Change] = {}  # by id(): what may be forgotten, the oldest first
         self._lost = -SPAN  # when a device went of which nothing is kept any more, though its day has not passed
 
     def restore(self, changes: Iterable[Change]) -> None:
@@ -70,10 +71,7 @@ class Book:
     def forget(self, keys: Iterable[Key], now: float) -> None:
         """Drop what these devices' last 24 hours are not made of."""
         for key in keys:
-            if changes := tuple(kept(self._changes.get(key, ()), now)):
-                self._changes[key] = changes
-            else:
-                self._changes.pop(key, None)
+            self._keep(key, len(kept(self.of(key), now)))
 
     def all(self) -> Iterator[Change]:
         """All changes; each device's are in their order."""
@@ -83,19 +81,30 @@ class Book:
     def _add(self, change: Change) -> None:
         key = change.resource, change.device
         changes = self._changes.get(key, ())
-        if changes and changes[-1].condition.state != GONE:
-            self._past.append(changes[-1])
-        self._changes[key] = (*changes, change)[-PER_DEVICE:]
+        for it in changes:
+            if it.condition == change.condition:  # a message is kept once, however often it comes
+                change = replace(change, condition=it.condition)
+                break
+        if changes:
+            self._past.setdefault(id(changes[-1]), changes[-1])
+        self._changes[key] = (*changes, change)
         if change.condition.state == GONE:  # it may never be followed by another
-            self._past.append(change)
+            self._past[id(change)] = change
+        self._keep(key, PER_DEVICE)
         while len(self._past) > IN_ALL:
-            self._drop(self._past.popleft())
+            oldest = next(iter(self._past.values()))
+            key = oldest.resource, oldest.device
+            self._keep(key, len(self._changes[key]) - 1)
+            if key not in self._changes:
+                self._lost = oldest.time
 
-    def _drop(self, change: Change) -> None:
-        key = change.resource, change.device
+    def _keep(self, key: Key, number: int) -> None:
+        """Drop all but so many of a device's last changes."""
         changes = self._changes.get(key, ())
-        if changes and changes[0] is change:
-            self._changes[key] = changes[1:]
-            if not self._changes[key]:
-                del self._changes[key]
-                self._lost = change.time
+        split = max(0, len(changes) - number)
+        for it in changes[:split]:
+            self._past.pop(id(it), None)
+        if left := changes[split:]:
+            self._changes[key] = left
+        else:
+            self._changes.pop(key, None)

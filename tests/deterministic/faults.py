@@ -25,7 +25,7 @@ from agent.runtime.errors import FairleadError
 from agent.simulation.plugin_connections import Handler
 from agent.simulation.pods import Phase
 from agent.simulation.sockets import Version
-from tests.deterministic.world import KUBELETS, LATE, SHARED, STUB, WIDGET, UnfitError, World
+from tests.deterministic.world import KUBELETS, LATE, RIVALS, SHARED, STUB, WIDGET, UnfitError, World
 from tests.simulation.plugin import ToyPlugin, devices
 
 Body = Callable[[World, random.Random], AsyncIterator[None]]
@@ -415,14 +415,12 @@ async def it_is_reloaded(w: World, rng: random.Random) -> AsyncIterator[None]:
 @fault(2, "kubelet", "agent", "checkpoint")
 async def another_plugin_overtakes_us(w: World, rng: random.Random) -> AsyncIterator[None]:
     """Its name is ours, and so the kubelet asks it alone; once it has ended, ours is registered again."""
-    plugin = ToyPlugin(w.node.plugin_dir, WIDGET, devices("theirs-0", "theirs-1"), "rival.sock")
+    plugin = ToyPlugin(w.node.plugin_dir, WIDGET, devices(*RIVALS), "rival.sock")
     with w.model.unseen():
-        w.rival = WIDGET
         await w.in_process("rival", plugin.__aenter__)
         await w.in_process("rival", plugin.register)
         yield
         await w.in_process("rival", lambda: plugin.__aexit__(None, None, None))
-        w.rival = ""
         await asyncio.sleep(8.0)
 
 

@@ -45,6 +45,8 @@ _UNITS: Final[dict[str, Units]] = {
     STUB: {f"stub-{n}": (f"stub-{n}",) for n in range(4)},
 }
 KUBELETS: Final[tuple[Version, ...]] = ("1.36", "1.37")
+RIVALS: Final = ("theirs-0", "theirs-1")
+"""The devices of a plugin that has registered a name of ours: a list with them is not ours."""
 
 
 class UnfitError(Exception):
@@ -81,8 +83,6 @@ class World:
         self.hanging: set[str] = set()
         """Units of backends whose reads do not come back."""
         self._hung: list[Thread] = []
-        self.rival = ""
-        """The resource whose name another plugin has; its lists are not ours."""
         self.record_delays: tuple[float, float] | None = None
         """Seconds, at least and at most, by which the kubelet writes its record late; None: at once."""
 
@@ -125,10 +125,9 @@ class World:
             self._show_running()
         if change.kind is Kind.PANIC:
             self.violate(f"the kubelet panicked: {change.text}")
-        is_ours = self.model.is_served(change.resource) and change.resource != self.rival
-        if change.kind is Kind.LIST and change.after is not None and is_ours:
+        if change.kind is Kind.LIST and change.after is not None and self.model.is_served(change.resource):
             listed = change.after.healthy | change.after.unhealthy
-            if lacking := self.held(change.resource) - listed:
+            if (lacking := self.held(change.resource) - listed) and listed.isdisjoint(RIVALS):
                 self.violate(f"a list of {change.resource} lacks {sorted(lacking)}, which running pods hold")
         self._look()
 
@@ -383,9 +382,9 @@ class AgentProcess:
         self.world.loop.kill(self.process)
 
     def _files(self) -> list[str]:
-        """What it has open, but for the state files, whose thread lives as long as the process."""
+        """What it has open, but for the state files and their directory, whose thread lives as long as the process."""
         names = [str(Path(f"/proc/self/fd/{fd}").readlink()) for fd in self.world.machine.descriptors(self.process)]
-        return [name for name in names if not name.rpartition("/")[2].lstrip(".").startswith("state.")]
+        return [name for name in names if name.rpartition("/")[2].lstrip(".").partition(".")[0] != "state"]
 
 
 def _hang_where_told(world: World) -> None:

@@ -131,3 +131,29 @@ def test_a_device_that_comes_back_after_its_past_was_forgotten_was_unknown_befor
     assert x not in noted.devices()
     noted.note(x, WELL, NOW - 100, appeared=True)
     assert [it.condition.state for it in periods(noted.of(x), ALWAYS, NOW)] == [UNKNOWN, "Healthy"]
+
+
+def test_a_device_that_never_rests_takes_nothing_from_what_is_told_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(book, "PER_DEVICE", 3)
+    monkeypatch.setattr(book, "IN_ALL", 6)
+    noted, (x, y) = Book(), ((KEY[0], "x"), (KEY[0], "y"))
+    for n, state in enumerate(("Degraded", "Unhealthy", "Healthy")):
+        noted.note(x, Condition(state), NOW - 900 + n)
+    for n in range(40):
+        noted.note(y, Condition("Degraded" if n % 2 else "Unhealthy"), NOW - 700 + n)
+    assert [len(noted.of(it)) for it in (x, y)] == [3, 3]
+    later = NOW + SPAN - 890
+    noted.forget([x], later)
+    assert x not in noted.devices()
+    for n in range(40):
+        noted.note(x, Condition("Degraded" if n % 2 else GONE), later + n)
+    assert [len(noted.of(it)) for it in (x, y)] == [3, 3]
+
+
+def test_what_a_device_comes_back_to_again_and_again_is_in_memory_once() -> None:
+    noted = Book()
+    for n in range(40):
+        noted.note(
+            KEY, Condition("Gone" if n % 2 else "Healthy", message=f"it is {'not' * (n % 2)} there"), NOW - 100 + n
+        )
+    assert len(set(map(id, (it.condition for it in noted.of(KEY))))) == 2

@@ -8,6 +8,7 @@ import logging
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -849,3 +850,30 @@ async def test_an_id_that_returns_with_the_list_under_way_was_not_told(tmp_path:
             lists.put("a")
             assert await ask(client, told, "a", "b") == {"a": False, "b": True}
             server.reset_connections()
+
+
+async def test_a_kubelet_that_goes_while_an_allocate_is_being_answered_is_no_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked, gone = asyncio.Event(), asyncio.Event()
+
+    async def allocate(*_: object) -> wire.Encoded:
+        asked.set()
+        with suppress(asyncio.CancelledError):  # as a timeout does that comes at the same time
+            await asyncio.Event().wait()
+        gone.set()
+        return wire.Encoded()
+
+    plugin = Plugin(TOY, allocate)
+    Lists(plugin).put("a")
+    async with served(tmp_path / "toy.sock", plugin):
+        with caplog.at_level(logging.WARNING):
+            async with connected(tmp_path / "toy.sock") as client:
+                call = asyncio.ensure_future(client.allocate("a"))
+                async with limit():
+                    await asked.wait()
+            async with limit():
+                await gone.wait()
+            await settled()
+            await asyncio.gather(call, return_exceptions=True)
+    assert caplog.records == []

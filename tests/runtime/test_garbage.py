@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import threading
 import weakref
@@ -85,3 +86,21 @@ def test_devices_that_a_thread_finds_spoil_nothing_that_the_loop_makes_meanwhile
         is_over.set()
         finder.join()
         gc.unfreeze()
+
+
+THREADS = """
+import ctypes, sys, threading
+from agent.runtime import garbage
+garbage.use_one_heap()
+threads = [threading.Thread(target=lambda: held.append(bytes(5000))) for _ in range(8)]
+held = []
+for it in threads: it.start()
+for it in threads: it.join()
+libc = ctypes.CDLL(None)
+libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
+"""
+
+
+def test_the_memory_of_all_threads_comes_from_one_heap() -> None:
+    told = subprocess.run([sys.executable, "-c", THREADS], check=True, capture_output=True, text=True).stdout
+    assert told.count("<heap nr=") == 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+from collections.abc import Mapping
 from typing import Any, Final
 
 from agent.runtime.supervision.problems import Problems
@@ -70,5 +71,15 @@ class Shortage:
         error = context.get("exception")
         if error is not None and is_short(error) and "socket" in context:
             self.tell(error)
-        else:
+        elif not _is_over(context):
             loop.default_exception_handler(context)
+
+
+def _is_over(context: Mapping[str, Any]) -> bool:
+    """Did asyncio try again to accept connections at a socket that was closed meanwhile?
+
+    `_accept_connection` of asyncio's selector_events plans as many tries as connections may wait (bpo-27906), and a
+    server that closes takes none of them back.
+    """
+    callback = getattr(context.get("handle"), "_callback", None)
+    return getattr(callback, "__name__", "") == "_start_serving" and isinstance(context.get("exception"), ValueError)

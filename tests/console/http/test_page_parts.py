@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator, Sequence
 
 import anyio
@@ -12,11 +13,12 @@ from msgspec.structs import replace
 from agent.console.advice import of_device, told
 from agent.console.http import app as viewers_module
 from agent.console.http.app import SharedAnswer, Viewers
+from agent.console.http.page import page
 from agent.console.http.page.html import h
 from agent.console.http.page.page_parts import Picture
 from agent.console.http.page.tiles import drawn, name
 from agent.console.http.page.topology import tiles
-from agent.console.views import Event, Histories, History, Status
+from agent.console.views import Event, Histories, History, Period, Status
 from agent.runtime import chunked_work
 from agent.runtime.chunked_work import in_slices
 from tests.console.fakes import GPU, FakeDaemon
@@ -73,6 +75,30 @@ async def test_how_devices_were_makes_a_tile_another_only_when_one_changes_or_a_
         version = picture.version
         await picture.refresh()
         assert set(picture.since(version)) == changed
+
+
+def test_a_device_that_changed_all_the_time_has_a_strip_of_what_can_be_seen_of_it() -> None:
+    (tile,) = tiles("a.b/c", (GPU,))
+    begins = [nodes.NOW - 1800 + 18 * n for n in range(100)]
+    states = [("Unhealthy" if n % 2 else "Healthy", ("a/b",) * (n % 3 == 0)) for n in range(100)]
+    often = tuple(Period(it, it + 18, state, holders=by) for it, (state, by) in zip(begins, states, strict=True))
+    html = str(drawn(tile, (Period(nodes.NOW - 86400, begins[0], "Healthy"), *often)))
+    bars = re.findall(r'<a href="#(.*?)" tabindex="-1"><title>(\w+) from', html)
+    assert 8 < len(bars) < 32
+    assert (f"{name(tile)}-h-{int(begins[-1])}", "Unhealthy") in bars  # leads to the newest
+    assert html.count("<li") == 20
+    assert "and 81 changes before" in html
+
+
+async def test_a_page_that_is_drawn_again_while_it_is_sent_is_whole() -> None:
+    eyes = Eyes(nodes.node(nodes.gpus()))
+    picture = eyes.picture()
+    await picture.refresh()
+    whole, pieces = "".join(page.document(picture)), page.document(picture)
+    sent = next(pieces)
+    eyes.shown = nodes.node()
+    await picture.refresh()
+    assert sent + "".join(pieces) == whole
 
 
 async def test_a_tile_that_is_gone_is_no_part_any_more() -> None:

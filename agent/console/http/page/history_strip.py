@@ -21,6 +21,7 @@ _STEP: Final = 900
 
 _MINUTES: Final = _DAY // 60  # the strip's width
 _LEAST: Final = 12  # minutes that a period is wide, however short: it is to be seen, and hit
+_APART: Final = 4  # minutes between two bars of one look, at least: a browser that draws both shows one
 _TOPS: Final[Mapping[str, int]] = {"Unknown": 22, "Healthy": 14, "Degraded": 8, "Drained": 8, "Gone": 8, "Unhealthy": 0}
 """State → where its bar begins, of 24 down to its foot; the worse, the taller, and the later drawn."""
 
@@ -74,8 +75,8 @@ def _names(past: Past, name: str) -> Iterator[str]:
 
 def _strip(past: Past, names: Sequence[str]) -> Html:
     """The drawing; people who cannot see or click it have the list."""
-    parts = zip(past, names, strict=True)
-    ordered = sorted(parts, key=lambda it: list(_TOPS).index(it[0].state) if it[0].state in _TOPS else 0)
+    bars = {_seen(it, past[0].begins): (it, name) for it, name in zip(past, names, strict=True)}
+    ordered = sorted(bars.values(), key=lambda it: list(_TOPS).index(it[0].state) if it[0].state in _TOPS else 0)
     return h(
         "svg",
         [_part(period, name, past[0].begins) for period, name in ordered],
@@ -87,9 +88,21 @@ def _strip(past: Past, names: Sequence[str]) -> Html:
     )
 
 
-def _part(period: Period, name: str, begin: float) -> Html:
+def _seen(period: Period, begin: float) -> tuple[str, bool, int, int]:
+    """How a period looks; of those that look the same the last is drawn."""
+    x, width = _across(period, begin)
+    return period.state, bool(period.holders), round(x / _APART), round((x + width) / _APART)
+
+
+def _across(period: Period, begin: float) -> tuple[float, float]:
+    """Where a period's bar begins, and how wide it is."""
     width = max(_LEAST, (period.ends - period.begins) / 60)
-    across = {"x": f"{min((period.begins - begin) / 60, _MINUTES - width):.1f}", "width": f"{width:.1f}"}
+    return min((period.begins - begin) / 60, _MINUTES - width), width
+
+
+def _part(period: Period, name: str, begin: float) -> Html:
+    x, width = _across(period, begin)
+    across = {"x": f"{x:.1f}", "width": f"{width:.1f}"}
     top = _TOPS.get(period.state, 0)
     return h(
         "a",

@@ -14,6 +14,7 @@ from typing import Final
 from agent.console.http.page import sections
 from agent.console.http.page.html import Html, h
 from agent.console.http.page.page_parts import Picture
+from agent.console.http.page.tiles import name
 from agent.console.node_name import node_name
 
 _STYLE: Final = Html(Path(__file__).with_name("page.css").read_text())
@@ -55,23 +56,20 @@ ASSETS: Final = hashlib.sha256((_STYLE + _SCRIPT).encode()).hexdigest()[:12]
 
 
 def document(picture: Picture) -> Iterator[str]:
-    """The page as it is now, in pieces."""
+    """The page as it is now, in pieces; it may be drawn again before the last of them is asked for."""
+    parts, tiles, seen = picture.parts, picture.tiles, f"{picture.run}-{picture.version}"
     yield f'<!doctype html>\n<html lang="en">{_head()}'
-    yield f'<body data-assets="{ASSETS}" data-seen="{picture.run}-{picture.version}">{_top()}'
-    yield f'<main id="main">{h("div", Html(picture.parts["verdict"].html), id="verdict", aria_live="polite")}'
-    for name, _, title in _SECTIONS:
-        yield f'<section class="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title" tabindex="-1">{title}</h2>'
-        yield f'<div id="{name}">'
-        yield from _inside(picture, name)
+    yield f'<body data-assets="{ASSETS}" data-seen="{seen}">{_top()}'
+    yield f'<main id="main">{h("div", Html(parts["verdict"].html), id="verdict", aria_live="polite")}'
+    for part, _, title in _SECTIONS:
+        yield f'<section class="{part}" aria-labelledby="{part}-title"><h2 id="{part}-title" tabindex="-1">{title}</h2>'
+        yield f'<div id="{part}">'
+        if part == "devices":
+            yield from sections.devices(tiles, lambda tile: Html(parts[name(tile)].html))
+        else:
+            yield parts[part].html
         yield "</div></section>"
-    yield f'</main><footer><div id="about">{picture.parts["about"].html}</div>{_links()}</footer></body></html>\n'
-
-
-def _inside(picture: Picture, name: str) -> Iterator[str]:
-    if name == "devices":
-        yield from sections.devices(picture.tiles, picture.fill)
-    else:
-        yield picture.parts[name].html
+    yield f'</main><footer><div id="about">{parts["about"].html}</div>{_links()}</footer></body></html>\n'
 
 
 def _head() -> Html:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -58,7 +58,7 @@ class Picture:
         self._look = look
         self._recall = recall
         self._remember = remember
-        self._drawn: dict[str, tuple[_Shown, Html]] = {}
+        self._drawn: dict[str, _Shown] = {}  # what each tile among the parts is drawn of
         self._drawing = asyncio.Lock()
 
     async def refresh(self) -> None:
@@ -69,14 +69,10 @@ class Picture:
             fresh = {**self._sections(status, every, happened)}
             fresh["devices"] = "".join(await in_slices(sections.devices(every, lambda _: _NOTHING)))
             shown = await in_slices(_shown(every, await self._remember(), happened, status.now))
-            self._drawn = dict(await in_slices(self._tiles(shown)))
-            fresh |= {it: html for it, (_, html) in self._drawn.items()}
-            self.tiles = every
+            drawings = dict(await in_slices((name(it[0]), it) for it in shown))
+            fresh |= await in_slices(self._tiles(drawings))
+            self._drawn, self.tiles = drawings, every
             self._take(fresh)
-
-    def fill(self, tile: Tile) -> Html:
-        """The inside of a tile."""
-        return self._drawn[name(tile)][1]
 
     def since(self, version: int) -> dict[str, str]:
         """The parts that have changed since that version."""
@@ -93,11 +89,9 @@ class Picture:
             "about": sections.about(status),
         }
 
-    def _tiles(self, every: Sequence[_Shown]) -> Iterator[tuple[str, tuple[_Shown, Html]]]:
-        for shown in every:
-            it = name(shown[0])
-            known = self._drawn.get(it)
-            yield it, known if known is not None and known[0] == shown else (shown, drawn(*shown))
+    def _tiles(self, every: Mapping[str, _Shown]) -> Iterator[tuple[str, str]]:
+        for it, shown in every.items():
+            yield it, self.parts[it].html if self._drawn.get(it) == shown else str(drawn(*shown))
 
     def _take(self, fresh: dict[str, str]) -> None:
         before, following = self.parts, self.version + 1
