@@ -9,6 +9,7 @@ that is too long so ends in `--z` and a digest.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Iterable
@@ -27,6 +28,7 @@ _PIECE: Final = re.compile(r"--x[0-9a-f]{2}|--[schduw]|-(?=[a-z0-9])|[a-z0-9]")
 _DIGEST: Final = 8  # bytes
 
 
+@functools.lru_cache(maxsize=4096)
 def device_name(device_id: str) -> str:
     """The name of the device that has this ID."""
     if found := _PCI.fullmatch(device_id):
