@@ -24,7 +24,7 @@ from agent.model import Held, Slot, SlotKey
 from agent.placement.admission import Admission
 from agent.runtime.chunked_work import in_slices
 from agent.runtime.errors import brief
-from backends.base import AllocationRefused, Backend, Device, Grant, Resource
+from backends.base import AllocationRefused, Backend, ContainerEdits, Device, Grant, Resource
 
 CLAIM_DEADLINE: Final = 10.0
 """Seconds a backend may take to make hardware ready; the kubelet's sync loop waits meanwhile (A4)."""
@@ -114,20 +114,13 @@ class Allocator:
         self, name: str, grants: Sequence[Grant], told: Callable[[str], bool]
     ) -> tuple[wire.Encoded, Sequence[Grant]]:
         """Record the claims, make the hardware ready, and say what the container gets, with the grants as they are then."""
-        resource = self._configured(name)
-        kind = resource.spec.backend
+        kind = self._configured(name).spec.backend
         given = await in_slices(Held.of(name, it.id, kind, it.device) for it in grants)
         await self._record(given)
-        ready = None
-        while (now := self._configured(name)) != ready:  # a reload may have changed it while we waited
-            if now.spec.backend != kind:
-                raise AllocationRefused(f"{name} is of other devices since a moment ago. Create the pod again.")
-            await self._make_ready(now, grants, given)
-            resource = ready = now
+        resource = await self.make_ready(name, grants, given)
         grants = await self._all_still(name, grants, told)
-        backend = self._backends[kind]
+        edits = self.edits(resource, grants)
         with _blaming("edits", resource, grants):
-            edits = backend_answers.edits(ask(partial(backend.edits, resource, grants)))
             if self._cdi is not None:
                 edits = await self._cdi.answer(resource, grants, edits)
                 if self._configured(name) != resource:
@@ -135,6 +128,30 @@ class Allocator:
                 # a list may have gone out while the specification was written
                 await self._all_still(name, grants, told)
             return wire.encode_allocate([edits]), grants
+
+    async def make_ready(self, name: str, grants: Sequence[Grant], given: Sequence[Held]) -> Resource[Any]:
+        """Make the hardware of recorded claims ready, and look at it; the resource as it is then.
+
+        Raises:
+            AllocationRefused: with a sentence for the pod's owner.
+        """
+        ready = None
+        while (now := self._configured(name)) != ready:  # a reload may have changed it while we waited
+            if any(held.backend != now.spec.backend for held in given):
+                raise AllocationRefused(f"{name} is of other devices since a moment ago. Create the pod again.")
+            await self._make_ready(now, grants, given)
+            ready = now
+        return ready
+
+    def edits(self, resource: Resource[Any], grants: Sequence[Grant]) -> ContainerEdits:
+        """What a container gets with these grants.
+
+        Raises:
+            AllocationRefused: with a sentence for the pod's owner.
+        """
+        with _blaming("edits", resource, grants):
+            backend = self._backends[resource.spec.backend]
+            return backend_answers.edits(ask(partial(backend.edits, resource, grants)))
 
     def _configured(self, name: str) -> Resource[Any]:
         if (resource := self._inventory.resource(name)) is None:
