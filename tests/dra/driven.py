@@ -118,8 +118,8 @@ class Stage:
     def __init__(self, root: Path, pre_start: PreStart = "none") -> None:
         self.root = root
         resources = [
-            Resource(TOY, ResourceSpec(KIND, Options(), ({"is": ("toy",)},), pre_start=pre_start)),
-            Resource(SHARED, ResourceSpec(KIND, Options(), replicas=3)),
+            Resource(TOY, ResourceSpec(KIND, Options(), ({"is": ("toy",)},), pre_start=pre_start, serve="dra")),
+            Resource(SHARED, ResourceSpec(KIND, Options(), replicas=3, serve="dra")),
         ]
         (root / "proc/sys/kernel/random").mkdir(parents=True)
         self.host = Host.below(root)
