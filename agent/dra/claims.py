@@ -7,7 +7,7 @@ held by nobody else. A driver is the last that can refuse one device to two work
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from agent.dra.slices import TOKENS
 from agent.model import Held, ResourceClaim, Slot
-from agent.runtime.errors import brief
+from agent.runtime.errors import brief, unknown
 from backends.base import AllocationRefused, ContainerEdits, Device, Grant
 
 _AGAIN: Final = "The kubelet tries again by itself"
@@ -24,6 +24,21 @@ _UNITS: Final = {"": 1, "k": 1000, "M": 1000**2, "Ki": 1024, "Mi": 1024**2}
 """Suffixes of a whole quantity (k8s.io/apimachinery/pkg/api/resource): the API server writes 1000 as `1k`."""
 
 _QUANTITY: Final = re.compile(rf"([1-9][0-9]{{0,8}})({'|'.join(_UNITS)})")
+
+
+API_VERSION: Final = "fairlead.dev/v1alpha1"
+KIND: Final = "DeviceParameters"
+
+
+class Parameters(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, rename="camel"):
+    """What a claim, or its DeviceClass, may ask for of the devices of a request; what is not said is as configured here."""
+
+    permissions: str | None = None
+    """Of the device nodes, in the letters of a resource's `permissions`; none that the resource does not give."""
+    reset: bool = False
+    """Whether the hardware is reset before use, also where the resource's `pre_start` does not say so."""
+    nodes: int | None = None
+    """How many of each device's nodes a container gets, the first ones."""
 
 
 class Result(Struct, frozen=True):
@@ -40,6 +55,13 @@ class Result(Struct, frozen=True):
     """Is it for observing alone? Others may have the device meanwhile, and nothing is done to it."""
     is_tolerant: bool = False
     """Does the claim tolerate taints of ours, so that it gets a device that is not well?"""
+    parameters: tuple[Parameters, ...] = ()
+    """What its DeviceClass says, then what the claim says; each can only ask for less than the one before gives."""
+
+    @property
+    def resets(self) -> bool:
+        """Is the hardware to be reset before use, also where the resource does not say so?"""
+        return any(it.reset for it in self.parameters)
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -83,9 +105,11 @@ class _Result(Struct, rename="camel"):
 
 class _Opaque(Struct):
     driver: str = ""
+    parameters: Any = None
 
 
 class _Config(Struct):
+    source: str = ""
     requests: list[str] = []
     opaque: _Opaque | None = None
 
@@ -144,17 +168,12 @@ def read(claim: Mapping[str, Any], uid: str, namespace: str, name: str, driver: 
     if found.status.allocation is None:
         raise AllocationRefused(f"{called} is not allocated. {_AGAIN}.")
     devices = found.status.allocation.devices
-    if any(it.opaque is not None and it.opaque.driver == driver for it in devices.config):
-        raise AllocationRefused(
-            f"{called} or its DeviceClass has parameters for {driver}, which takes none. Remove them, and create the "
-            "claim again."
-        )
-    results = tuple(_result(it, called) for it in devices.results if it.driver == driver)
+    results = tuple(_result(it, called, devices.config) for it in devices.results if it.driver == driver)
     pods = frozenset(it.uid for it in found.status.reserved_for if it.resource == "pods")
     return Allocated(uid, namespace, name, results, pods)
 
 
-def _result(found: _Result, called: str) -> Result:
+def _result(found: _Result, called: str, config: Iterable[_Config]) -> Result:
     consumed = {name.rpartition("/")[2]: str(it) for name, it in found.consumed_capacity.items()}.get(TOKENS, "1")
     number = _QUANTITY.fullmatch(consumed)
     if number is None:
@@ -170,7 +189,55 @@ def _result(found: _Result, called: str) -> Result:
         int(number[1]) * _UNITS[number[2]],
         bool(found.admin_access),
         any(not it.key or it.key.startswith(f"{found.driver}/") for it in found.tolerations),
+        tuple(_parameters(found, called, config)),
     )
+
+
+def _parameters(found: _Result, called: str, config: Iterable[_Config]) -> Iterator[Parameters]:
+    """What is said of a request, by its class before the claim: a claim cannot take back what its class says."""
+    request = found.request.partition("/")[0]
+    for it in sorted(config, key=lambda it: it.source == "FromClaim"):
+        if it.opaque is None or it.opaque.driver != found.driver:
+            continue
+        if not it.requests or request in it.requests or found.request in it.requests:
+            yield _checked(it.opaque.parameters, called if it.source == "FromClaim" else f"The DeviceClass of {called}")
+
+
+def _checked(given: Any, where: str) -> Parameters:
+    """The parameters that an object says, which is checked as strictly as our configuration.
+
+    Raises:
+        AllocationRefused: it has a mistake; which, and what may stand there.
+    """
+    kind = {"apiVersion": API_VERSION, "kind": KIND}
+    why = ""
+    if not isinstance(given, dict) or any(given.get(key) != value for key, value in kind.items()):
+        why = f"they are no object with apiVersion {API_VERSION!r} and kind {KIND!r}"
+    else:
+        rest = {key: value for key, value in given.items() if key not in kind}
+        known = Parameters.__struct_encode_fields__
+        if strange := [key for key in rest if key not in known]:
+            why = unknown("key", str(strange[0]), known)
+        else:
+            try:
+                found = msgspec.convert(rest, Parameters)
+            except msgspec.ValidationError as error:
+                why = str(error)
+            else:
+                why = _mistake(found)
+    if why:
+        raise AllocationRefused(
+            f"{where} has parameters that cannot be met: {why}. Correct them, and create the claim again."
+        )
+    return found
+
+
+def _mistake(said: Parameters) -> str:
+    if said.permissions is not None and re.fullmatch("(?!.*(.).*\\1)[rwm]{1,3}", said.permissions) is None:
+        return f"permissions is {brief(said.permissions)!r}; it is letters of 'rwm', each once"
+    if said.nodes is not None and said.nodes < 1:
+        return f"nodes is {said.nodes}; 1 is the least"
+    return ""
 
 
 def is_over(claim: Mapping[str, Any], uid: str, driver: str) -> bool:
@@ -334,6 +401,31 @@ def spread(whole: ContainerEdits, alone: Sequence[ContainerEdits]) -> list[Conta
         )
         for one, more in zip(alone, rest, strict=True)
     ]
+
+
+def narrowed(edits: ContainerEdits, given: Given) -> ContainerEdits:
+    """What a device brings, as far as the claim's parameters want it.
+
+    Raises:
+        AllocationRefused: they ask for what the resource does not give.
+    """
+    named = f"Device {brief(given.result.device)} of pool {given.result.pool}"
+    for said in given.result.parameters:
+        if said.nodes is not None:
+            if said.nodes > len(edits.nodes):
+                raise AllocationRefused(
+                    f"{named} has {len(edits.nodes)} nodes to give, and parameters ask for {said.nodes}. Create the claim again."
+                )
+            edits = replace(edits, nodes=edits.nodes[: said.nodes])
+        if said.permissions is not None:
+            for node in edits.nodes:
+                if more := set(said.permissions) - set(node.permissions):
+                    raise AllocationRefused(
+                        f"{node.path} of {named[0].lower()}{named[1:]} is given with the permissions {node.permissions!r}, and "
+                        f"parameters ask for {''.join(sorted(more))!r}, too. Create the claim again."
+                    )
+            edits = replace(edits, nodes=tuple(replace(it, permissions=said.permissions) for it in edits.nodes))
+    return edits
 
 
 def together(given: Iterable[Given]) -> list[list[Given]]:

@@ -39,7 +39,7 @@ from agent.model import Held, ResourceClaim
 from agent.runtime import running_time
 from agent.runtime.errors import words
 from agent.runtime.workers import NoWorkerError, Workers
-from backends.base import AllocationRefused, Grant, Host
+from backends.base import AllocationRefused, Host
 
 T = TypeVar("T")
 
@@ -175,9 +175,10 @@ class Preparer:
         given = await self._give(claim)
         if claim.uid not in self._prepared:
             for resource, those in _by_resource(given).items():
-                held = [it for one in those for it in one.held]
-                if held:  # else it is an admin's, for whom nothing is done to hardware
-                    await self._make_ready(resource, [it for one in those if one.held for it in one.grants], held)
+                if using := [
+                    it for it in those if it.held
+                ]:  # others are an admin's, for whom nothing is done to hardware
+                    await self._make_ready(resource, using)
             given = self._still(claim, given)
         files, ready = await self._edits(claim, given)
         try:
@@ -235,11 +236,15 @@ class Preparer:
             return ()
         return (it for it in self._house.ledger.held() if not hardware.isdisjoint(it.hardware))
 
-    async def _make_ready(self, resource: str, grants: Sequence[Grant], held: Sequence[Held]) -> None:
-        grants = sorted(grants, key=lambda it: it.id)
-        await self._house.allocator.make_ready(resource, grants, held)
-        if (check := self._house.starter.of(resource)) is not None:
-            await check(resource, [it.id for it in grants])
+    async def _make_ready(self, resource: str, given: Sequence[Given]) -> None:
+        grants = sorted((grant for it in given for grant in it.grants), key=lambda it: it.id)
+        await self._house.allocator.make_ready(resource, grants, [held for it in given for held in it.held])
+        wanted = [grant.id for it in given if it.result.resets for grant in it.grants]
+        as_ever = [grant.id for it in given if not it.result.resets for grant in it.grants]
+        if (check := self._house.starter.of(resource)) is not None and as_ever:
+            await check(resource, as_ever)
+        if wanted:
+            await self._house.starter.start(resource, wanted, resets=True)
 
     def _still(self, claim: Allocated, before: Sequence[Given]) -> tuple[Given, ...]:
         """The devices as they are after we waited; making them ready may have changed them (their driver, their nodes).
@@ -265,7 +270,8 @@ class Preparer:
             ask = partial(self._house.allocator.edits, resource)
             whole = ask(sorted((grant for it in group for grant in it.grants), key=lambda it: it.id))
             others = sorted(await self._house.cdi.named(resource, whole))
-            for it, edits in zip(group, claims.spread(whole, [ask(one.grants) for one in group]), strict=True):
+            for it, every in zip(group, claims.spread(whole, [ask(one.grants) for one in group]), strict=True):
+                edits = claims.narrowed(every, it)
                 name = f"{claim.uid}-{it.result.cdi_name}"
                 if edits.nodes or edits.mounts or edits.env:
                     files[name] = edits

@@ -10,7 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.dra.claims import Allocated, Candidate, Given, Result, give, is_over, read, spread
+from agent.dra.claims import (
+    API_VERSION,
+    KIND,
+    Allocated,
+    Candidate,
+    Given,
+    Parameters,
+    Result,
+    give,
+    is_over,
+    narrowed,
+    read,
+    spread,
+)
 from agent.model import HEALTHY, Held, Slot
 from backends.base import AllocationRefused, ContainerEdits, Device, HostPath, Mount, Node
 from tests.dra.driven import DRIVER, POOL
@@ -63,6 +76,83 @@ def test_a_claim_is_over_once_it_is_another_reserved_for_nobody_or_without_devic
     assert is_over(used, "another", DRIVER)
     assert is_over(used, "u", "another.example.com")
     assert is_over(claim_with([RESULT]), "u", DRIVER)
+
+
+# --- parameters ---
+
+
+def entry(source: str = "FromClaim", requests: Any = (), driver: str = DRIVER, **said: Any) -> dict[str, Any]:
+    parameters = {"apiVersion": API_VERSION, "kind": KIND, **said}
+    return {"source": source, "requests": list(requests), "opaque": {"driver": driver, "parameters": parameters}}
+
+
+def parameters(*config: Any, request: str = "r") -> tuple[Parameters, ...]:
+    claim = claim_with([RESULT | {"request": request}])
+    claim["status"]["allocation"]["devices"]["config"] = list(config)
+    (result,) = read(claim, "u", "ns", "n", DRIVER).results
+    return result.parameters
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"permission": "r"}, "did you mean 'permissions'?"),
+        ({"permissions": "rr"}, "each once"),
+        ({"permissions": "x"}, "each once"),
+        ({"permissions": ""}, "each once"),
+        ({"permissions": 7}, "permissions"),
+        ({"reset": "yes"}, "reset"),
+        ({"nodes": 0}, "1 is the least"),
+        ({"nodes": True}, "nodes"),
+        ({"kind": "Another"}, f"kind '{KIND}'"),
+    ],
+)
+def test_a_mistake_in_parameters_is_told_with_what_may_stand_there(said: dict[str, Any], why: str) -> None:
+    for source, who in (
+        ("FromClaim", "ResourceClaim ns/n has"),
+        ("FromClass", "The DeviceClass of ResourceClaim ns/n has"),
+    ):
+        with pytest.raises(AllocationRefused, match="Correct them") as caught:
+            parameters(entry(source, **said))
+        assert why in caught.value.sentence
+        assert caught.value.sentence.startswith(who)
+
+
+@pytest.mark.parametrize("given", [None, [], "text", {}])
+def test_parameters_that_are_no_object_of_ours_are_told_so(given: Any) -> None:
+    with pytest.raises(AllocationRefused, match="no object"):
+        parameters({"opaque": {"driver": DRIVER, "parameters": given}})
+
+
+def test_parameters_count_for_the_requests_that_they_name_and_those_of_the_class_come_first() -> None:
+    assert parameters(entry(requests=["other"], reset=True), entry(driver="nic.example.com", what="ever")) == ()
+    assert parameters(entry(requests=["r"], reset=True), request="r/large") == (Parameters(reset=True),)
+    assert parameters(entry(requests=["r/small"], reset=True), request="r/large") == ()
+    both = entry(permissions="r"), entry("FromClass", permissions="rw")
+    assert parameters(*both) == (Parameters(permissions="rw"), Parameters(permissions="r"))
+
+
+def given_with(*said: Parameters) -> Given:
+    (given,) = give(
+        Allocated("u", "ns", "n", (Result("r", POOL, "one", parameters=said),)),
+        {(POOL, "one"): candidate("one", [])},
+        "b",
+    )
+    return given
+
+
+def test_parameters_take_away_and_never_give_what_the_resource_or_the_class_does_not() -> None:
+    nodes = tuple(Node(HostPath(f"/dev/{n}"), f"/dev/{n}", "rw") for n in range(3))
+    fewer = narrowed(ContainerEdits(nodes), given_with(Parameters(nodes=2), Parameters(permissions="r")))
+    assert [(it.container_path, it.permissions) for it in fewer.nodes] == [("/dev/0", "r"), ("/dev/1", "r")]
+    for said, why in (
+        ((Parameters(permissions="rwm"),), "'m', too"),
+        ((Parameters(permissions="r"), Parameters(permissions="rw")), "'w', too"),
+        ((Parameters(nodes=4),), "has 3 nodes"),
+        ((Parameters(nodes=1), Parameters(nodes=2)), "has 1 nodes"),
+    ):
+        with pytest.raises(AllocationRefused, match=why):
+            narrowed(ContainerEdits(nodes), given_with(*said))
 
 
 # --- who gets what ---

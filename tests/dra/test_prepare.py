@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from agent.dra.claims import API_VERSION
+from agent.dra.claims import KIND as PARAMETERS
 from agent.dra.driver import DRA_PACKAGE, DRA_SERVICES
 from agent.dra.names import pool_name
 from agent.kubelet.api import dra as messages
@@ -24,6 +26,12 @@ from tests.wait import limit
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     async with staged(tmp_path) as stage:
         yield stage
+
+
+def config(source: str, requests: Sequence[str] = (), **parameters: object) -> dict[str, object]:
+    """An entry of a claim's configuration."""
+    said = {"apiVersion": API_VERSION, "kind": PARAMETERS, **parameters}
+    return {"source": source, "requests": list(requests), "opaque": {"driver": DRIVER, "parameters": said}}
 
 
 async def refusal(stage: Stage, *claims: ClaimKey, pod: str = "refused") -> str:
@@ -211,12 +219,22 @@ async def test_what_is_wrong_with_a_claim_is_a_sentence_and_once_it_is_right_it_
     assert stage.nodes("p") == ["/dev/a"]
 
 
-async def test_parameters_that_nobody_takes_are_refused_and_those_of_other_drivers_are_theirs(stage: Stage) -> None:
+async def test_parameters_with_a_mistake_are_refused_and_those_of_other_drivers_are_theirs(stage: Stage) -> None:
     results = [{"request": "r", "driver": DRIVER, "pool": POOL, "device": "a"}]
     others = [{"source": "FromClass", "opaque": {"driver": "nic.example.com", "parameters": {"mtu": 9000}}}]
-    ours = [{"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": {"resett": True}}}]
-    assert f"parameters for {DRIVER}" in await refusal(stage, stage.api.put("wrong", results, config=ours))
+    ours = [config("FromClaim", resett=True)]
+    assert "did you mean 'reset'?" in await refusal(stage, stage.api.put("wrong", results, config=ours))
+    await stage.end("refused")
     await stage.admit("p", stage.api.put("right", results, config=others))
+
+
+async def test_a_claim_asks_for_fewer_permissions_and_for_a_reset_and_gets_both(stage: Stage) -> None:
+    results = [{"request": it, "driver": DRIVER, "pool": POOL, "device": it} for it in "ab"]
+    wanted = [config("FromClaim", requests=["a"], permissions="r", reset=True)]
+    await stage.admit("p", stage.api.put("careful", results, config=wanted))
+    permissions = [node["permissions"] for edits in stage.edits("p") for node in edits["deviceNodes"]]
+    assert permissions == ["r", "rw"]
+    assert stage.asked("prepare") == [["a"]]
 
 
 async def test_one_claim_of_a_call_that_fails_does_not_fail_the_others(stage: Stage) -> None:
