@@ -26,6 +26,9 @@ _UNITS: Final = {"": 1, "k": 1000, "M": 1000**2, "Ki": 1024, "Mi": 1024**2}
 _QUANTITY: Final = re.compile(rf"([1-9][0-9]{{0,8}})({'|'.join(_UNITS)})")
 
 
+_REQUEST: Final = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a DNS label
+_POD_CLAIM: Final = "resource.kubernetes.io/pod-claim-name"  # `PodResourceClaimAnnotation`, resource.k8s.io/v1
+
 API_VERSION: Final = "fairlead.dev/v1alpha1"
 KIND: Final = "DeviceParameters"
 
@@ -55,6 +58,8 @@ class Result(Struct, frozen=True):
     """Is it for observing alone? Others may have the device meanwhile, and nothing is done to it."""
     is_tolerant: bool = False
     """Does the claim tolerate taints of ours, so that it gets a device that is not well?"""
+    subrequest: str = ""
+    """Which of a request's alternatives it is; empty where it has none."""
     parameters: tuple[Parameters, ...] = ()
     """What its DeviceClass says, then what the claim says; each can only ask for less than the one before gives."""
 
@@ -83,6 +88,8 @@ class Allocated(Struct, frozen=True):
     results: tuple[Result, ...]
     pods: frozenset[str] = frozenset()
     """The UIDs of those that it is reserved for."""
+    called_in_pod: str = ""
+    """The name by which a pod's template made it; empty where pods name the claim itself."""
 
 
 # --- the claim, as the API server has it ---
@@ -135,6 +142,7 @@ class _Status(Struct, rename="camel"):
 
 class _Metadata(Struct):
     uid: str = ""
+    annotations: dict[str, str] = {}
 
 
 class _Claim(Struct):
@@ -170,7 +178,7 @@ def read(claim: Mapping[str, Any], uid: str, namespace: str, name: str, driver: 
     devices = found.status.allocation.devices
     results = tuple(_result(it, called, devices.config) for it in devices.results if it.driver == driver)
     pods = frozenset(it.uid for it in found.status.reserved_for if it.resource == "pods")
-    return Allocated(uid, namespace, name, results, pods)
+    return Allocated(uid, namespace, name, results, pods, found.metadata.annotations.get(_POD_CLAIM, ""))
 
 
 def _result(found: _Result, called: str, config: Iterable[_Config]) -> Result:
@@ -181,14 +189,20 @@ def _result(found: _Result, called: str, config: Iterable[_Config]) -> Result:
             f"{called} consumes {brief(consumed)!r} {TOKENS} of {found.device}, which must be a whole number, 1 at least. "
             "Create the claim again."
         )
+    request, _, subrequest = found.request.partition("/")
+    if _REQUEST.fullmatch(request) is None:
+        raise AllocationRefused(
+            f"{called} has a request called {brief(request)!r}, which is no name. Create the claim again."
+        )
     return Result(
-        found.request.partition("/")[0],
+        request,
         found.pool,
         found.device,
         found.share_id or "",
         int(number[1]) * _UNITS[number[2]],
         bool(found.admin_access),
         any(not it.key or it.key.startswith(f"{found.driver}/") for it in found.tolerations),
+        subrequest,
         tuple(_parameters(found, called, config)),
     )
 
@@ -434,3 +448,38 @@ def together(given: Iterable[Given]) -> list[list[Given]]:
     for it in given:
         groups.setdefault((it.result.request, it.resource), []).append(it)
     return list(groups.values())
+
+
+# --- what a container can read of its devices ---
+
+_METADATA: Final = "/var/run/kubernetes.io/dra-device-attributes"
+"""Where containers find it (KEP-5304; k8s.io/dynamic-resource-allocation/api/metadata/doc.go)."""
+_METADATA_VERSION: Final = "metadata.resource.k8s.io/v1alpha1"
+_MDEV: Final = "mdevUUID"
+"""KubeVirt's name for a mediated device's UUID (kubevirt/kubevirt, pkg/dra); PCI addresses are under the standard name."""
+
+
+def metadata_path(claim: Allocated, request: str, driver: str) -> str:
+    """Where a container finds the metadata of a request, which it has to know from its pod alone."""
+    kind, name = (
+        ("resourceclaimtemplates", claim.called_in_pod) if claim.called_in_pod else ("resourceclaims", claim.name)
+    )
+    return f"{_METADATA}/{kind}/{name}/{request}/{driver}-metadata.json"
+
+
+def metadata(
+    claim: Allocated, driver: str, given: Sequence[Given], attributes: Mapping[tuple[str, str], Mapping[str, Any]]
+) -> bytes:
+    """What a request's devices are (DeviceMetadata of KEP-5304); `attributes` are as ResourceSlices have them, by pool and device."""
+    devices = []
+    for it in given:
+        mdevs = sorted(name.removeprefix("mdev:") for name in it.device.hardware if name.startswith("mdev:"))
+        told = dict(attributes[it.result.pool, it.result.device]) | ({_MDEV: {"string": mdevs[0]}} if mdevs else {})
+        devices.append({"driver": driver, "pool": it.result.pool, "name": it.result.device, "attributes": told})
+    first = given[0].result
+    name = f"{first.request}/{first.subrequest}" if first.subrequest else first.request
+    meta = {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid, "generation": 1}
+    said: dict[str, Any] = {"kind": "DeviceMetadata", "apiVersion": _METADATA_VERSION, "metadata": meta}
+    if claim.called_in_pod:
+        said["podClaimName"] = claim.called_in_pod
+    return msgspec.json.encode(said | {"requests": [{"name": name, "devices": devices}]}) + b"\n"

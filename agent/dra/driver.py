@@ -100,7 +100,6 @@ class Driver:
             wall: seconds since 1970.
         """
         self.config = config
-        self.preparer = Preparer(config.name, config.node, house, claim, serves)
         self.complaint = ""
         """Why the kubelet did not register us; empty if it did, or was not seen yet."""
         self.registered = False
@@ -116,6 +115,7 @@ class Driver:
         self._refused = problems.trouble("DRA", f"the kubelet does not register {config.name}", "dra-not-registered")
         registry = config.kubelet_root / "plugins_registry"
         self._places = (config.kubelet_root / "plugins" / config.name, registry)
+        self.preparer = Preparer(config.name, config.node, house, claim, serves, self._places[0])
 
     def changed(self) -> None:
         """A list, or what is held of one, has changed."""

@@ -27,7 +27,7 @@ from agent.discovery.sources.base import boot_id
 from agent.dra import claims
 from agent.dra.claims import Allocated, Candidate, Given
 from agent.dra.names import pool_name
-from agent.dra.slices import named
+from agent.dra.slices import Offer, entries, named
 from agent.inventory.decision import is_meant_for_one
 from agent.inventory.inventory import Inventory
 from agent.inventory.selection import Found
@@ -35,11 +35,11 @@ from agent.kubelet.allocation import Allocator
 from agent.kubelet.pods.podresources import PodResourcesError, list_pods
 from agent.kubelet.prestart import Starter
 from agent.kubernetes.api import ApiError
-from agent.model import Held, ResourceClaim
+from agent.model import HEALTHY, Held, ResourceClaim
 from agent.runtime import running_time
 from agent.runtime.errors import words
 from agent.runtime.workers import NoWorkerError, Workers
-from backends.base import AllocationRefused, Host
+from backends.base import AllocationRefused, Backend, ContainerEdits, Host, Mount
 
 T = TypeVar("T")
 
@@ -48,6 +48,7 @@ _LIST_DEADLINE: Final = 5.0  # seconds
 _FIRST_COLLECTION: Final = 2.0  # seconds that the start waits for the kubelet, the API server and the disk
 _COLLECT_AGAIN: Final = 10.0  # seconds before a kubelet or an API server that did not answer is asked again
 _THREADS: Final = 2
+_METADATA: Final = "dra-device-metadata"  # as the helper of Go drivers calls it (kubeletplugin/metadata.go)
 _AGAIN: Final = "The kubelet tries again by itself"
 
 log = structlog.get_logger()
@@ -73,6 +74,8 @@ class House(Struct, frozen=True):
     node: Node
     ledger: Ledger
     inventory: Inventory
+    backends: Mapping[str, Backend[Any]]
+    """Those in force, by their kinds."""
     allocator: Allocator
     starter: Starter
     cdi: Cdi
@@ -105,7 +108,13 @@ class Preparer:
     """Prepares and unprepares the claims of one driver."""
 
     def __init__(
-        self, driver: str, node: str, house: House, claim: ReadClaim, serves: Callable[[], Iterable[str]]
+        self,
+        driver: str,
+        node: str,
+        house: House,
+        claim: ReadClaim,
+        serves: Callable[[], Iterable[str]],
+        directory: Path,
     ) -> None:
         """Prepare.
 
@@ -115,9 +124,10 @@ class Preparer:
             house: the daemon's parts.
             claim: asks the API server for a claim.
             serves: names the resources that are served by dynamic resource allocation now.
+            directory: of files of ours, which the kubelet and container runtimes see at the same path.
         """
         self._driver, self._node, self._house, self._claim, self._serves = driver, node, house, claim, serves
-        self._files = ClaimFiles(house.host, driver)
+        self._files = ClaimFiles(house.host, driver, directory / _METADATA)
         self._workers = Workers("CDI of claims", _THREADS)
         self._rooms = asyncio.Semaphore(_THREADS)
         self._boot = boot_id(house.host)
@@ -180,10 +190,10 @@ class Preparer:
                 ]:  # others are an admin's, for whom nothing is done to hardware
                     await self._make_ready(resource, using)
             given = self._still(claim, given)
-        files, ready = await self._edits(claim, given)
+        files, metadata, ready = await self._edits(claim, given)
         try:
             async with running_time.timeout(_WRITE_DEADLINE):
-                await self._aside(partial(self._files.write, claim.uid, files))
+                await self._aside(partial(self._files.write, claim.uid, files, metadata))
         except (OSError, NoWorkerError, TimeoutError) as error:
             why = words(error) if str(error) else f"not done within {_WRITE_DEADLINE:g} s"
             raise AllocationRefused(
@@ -261,9 +271,13 @@ class Preparer:
                 )
         return now
 
-    async def _edits(self, claim: Allocated, given: Sequence[Given]) -> tuple[dict[str, Any], list[Ready]]:
-        """What the claim's specification says, by the names of its devices, and what the kubelet is told."""
-        files, ready = dict[str, Any](), list[Ready]()
+    async def _edits(
+        self, claim: Allocated, given: Sequence[Given]
+    ) -> tuple[dict[str, ContainerEdits], dict[str, bytes], list[Ready]]:
+        """What the claim's specification says, by the names of its devices; its metadata, by request; the kubelet's answer."""
+        files, ready = dict[str, ContainerEdits](), list[Ready]()
+        metadata = {request: self._metadata(claim, those) for request, those in _by_request(given).items()}
+        unmounted = set(metadata)
         for group in claims.together(given):
             if (resource := self._house.inventory.resource(group[0].resource)) is None:
                 raise AllocationRefused(f"{group[0].resource} is no longer offered on this node. {_AGAIN}.")
@@ -271,16 +285,31 @@ class Preparer:
             whole = ask(sorted((grant for it in group for grant in it.grants), key=lambda it: it.id))
             others = sorted(await self._house.cdi.named(resource, whole))
             for it, every in zip(group, claims.spread(whole, [ask(one.grants) for one in group]), strict=True):
-                edits = claims.narrowed(every, it)
-                name = f"{claim.uid}-{it.result.cdi_name}"
+                name, edits = f"{claim.uid}-{it.result.cdi_name}", claims.narrowed(every, it)
+                if (request := it.result.request) in unmounted:
+                    unmounted.discard(request)
+                    inside = claims.metadata_path(claim, request, self._driver)
+                    edits = edits.merge(
+                        ContainerEdits(
+                            mounts=(Mount(self._files.metadata(claim.uid, request), inside, read_only=True),)
+                        )
+                    )
                 if edits.nodes or edits.mounts or edits.env:
                     files[name] = edits
                 ours = [self._files.name(name)] if name in files else []
-                ready.append(
-                    Ready(it.result.request, it.result.pool, it.result.device, it.result.share, (*ours, *others))
-                )
+                ready.append(Ready(request, it.result.pool, it.result.device, it.result.share, (*ours, *others)))
                 others = []
-        return files, ready
+        return files, metadata, ready
+
+    def _metadata(self, claim: Allocated, given: Sequence[Given]) -> bytes:
+        attributes = dict[tuple[str, str], Any]()
+        for it in given:
+            kind = self._house.inventory.kind(it.resource)
+            known = self._house.backends[kind].attributes if kind is not None else None
+            offer = Offer(it.result.device, it.device, HEALTHY, 0, is_held=True)
+            (made,) = entries([offer], known, self._driver, (), 0.0, {}).values()
+            attributes[it.result.pool, it.result.device] = made.entry["attributes"]
+        return claims.metadata(claim, self._driver, given, attributes)
 
     # --- unprepare ---
 
@@ -340,7 +369,7 @@ class Preparer:
         """
         try:
             pods = await list_pods(self._house.pod_resources, _LIST_DEADLINE)
-            there = await self._aside(self._files.uids)
+            there = await self._aside(self._files.left)
         except (PodResourcesError, OSError, NoWorkerError):
             return False
         listed = {(it.namespace, it.claim): it.cdi_devices for it in pods if it.claim}
@@ -418,6 +447,13 @@ class Preparer:
 def _check_uid(called: Called) -> None:
     if UID.fullmatch(called.uid) is None:
         raise AllocationRefused(f"{called} has {called.uid[:100]!r} for a UID, which is none.")
+
+
+def _by_request(given: Iterable[Given]) -> dict[str, list[Given]]:
+    found: dict[str, list[Given]] = {}
+    for it in given:
+        found.setdefault(it.result.request, []).append(it)
+    return found
 
 
 def _by_resource(given: Iterable[Given]) -> dict[str, list[Given]]:

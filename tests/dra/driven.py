@@ -159,7 +159,7 @@ class Stage:
         starter = Starter(self.inventory, self.ledger, backends, self.jobs, self.owners)
         cdi = Cdi(self.host, self.root / "state", self.inventory, backends)
         house = House(
-            self.host, self.owners, self.ledger, self.inventory, allocator, starter, cdi,
+            self.host, self.owners, self.ledger, self.inventory, backends, allocator, starter, cdi,
             self.kubelet.pod_resources_socket,
         )  # fmt: skip
         config = DriverConfig(DRIVER, NODE, self.kubelet.root)

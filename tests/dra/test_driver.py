@@ -185,6 +185,7 @@ async def test_claims_that_ended_while_nobody_served_are_collected_and_those_of_
             await stage.admit("idle", stage.api.allocate("idle", "c"))
             await stage.admit("monitor", stage.api.allocate("observe", "a", adminAccess=True))
             await stage.admit("old", stage.api.allocate("watched", "a", adminAccess=True))
+            (tmp_path / f"run/cdi/dra.{DRIVER}-claim_uid-watched.json").unlink()  # as a boot does
         for uid in ("uid-gone", "uid-idle", "uid-watched"):  # the kubelet knows of their pods' ends
             del stage.drivers._claims[uid]
         del stage.api.claims["default", "gone"]
@@ -194,6 +195,8 @@ async def test_claims_that_ended_while_nobody_served_are_collected_and_those_of_
             await until(lambda: len(stage.files) == 2, seen=lambda: stage.files.keys())
         assert sorted(it.id for it in stage.owners.released) == ["b", "c"]
         assert stage.files.keys() == {f"dra.{DRIVER}-claim_uid-{it}.json" for it in ("runs", "observe")}
+        metadata = stage.kubelet.root / "plugins" / DRIVER / "dra-device-metadata"
+        assert {it.name for it in metadata.iterdir()} == {"uid-runs", "uid-observe"}
     stage.jobs.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -26,6 +27,9 @@ from tests.wait import limit
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     async with staged(tmp_path) as stage:
         yield stage
+
+
+UUID = "4b20d080-1b54-4048-85b3-a6a62d165c01"
 
 
 def config(source: str, requests: Sequence[str] = (), **parameters: object) -> dict[str, object]:
@@ -107,6 +111,42 @@ async def test_an_older_kubelet_calls_the_same_by_v1beta1(stage: Stage) -> None:
     assert stage.nodes("p") == ["/dev/a"]
     await stage.end("p")
     assert stage.held() == {}
+
+
+async def test_a_container_reads_what_its_devices_are_where_kubevirt_looks_for_it(stage: Stage) -> None:
+    stage.found(
+        toy("a", hardware=frozenset({"toy:a", "pci:0000:3b:00.0", f"mdev:{UUID}"}), attributes={"is": ("toy",)})
+    )
+    results = [{"request": "vgpu/large", "driver": DRIVER, "pool": POOL, "device": it} for it in "ab"]
+    await stage.admit("p", stage.api.put("direct", results))
+    ((host, inside),) = [
+        (it["hostPath"], it["containerPath"]) for edits in stage.edits("p") for it in edits.get("mounts", ())
+    ]
+    assert inside == (f"/var/run/kubernetes.io/dra-device-attributes/resourceclaims/direct/vgpu/{DRIVER}-metadata.json")
+    said = json.loads(Path(host).read_text())
+    assert (said["kind"], said["apiVersion"]) == ("DeviceMetadata", "metadata.resource.k8s.io/v1alpha1")
+    assert said["metadata"] == {"name": "direct", "namespace": "default", "uid": "uid-direct", "generation": 1}
+    (request,) = said["requests"]
+    assert request["name"] == "vgpu/large"
+    assert [it["name"] for it in request["devices"]] == ["a", "b"]
+    attributes = request["devices"][0]["attributes"]
+    assert attributes["resource.kubernetes.io/pciBusID"] == {"string": "0000:3b:00.0"}
+    assert attributes["mdevUUID"] == {"string": UUID}
+    await stage.end("p")
+    assert not Path(host).exists()
+
+
+async def test_a_claim_of_a_template_is_found_by_its_name_in_the_pod(stage: Stage) -> None:
+    claim = stage.api.allocate("p-gpu-x7k2m", "a")
+    stage.api.claims["default", "p-gpu-x7k2m"]["metadata"]["annotations"] = {
+        "resource.kubernetes.io/pod-claim-name": "gpu"
+    }
+    await stage.admit("p", claim)
+    ((mount,),) = [edits["mounts"] for edits in stage.edits("p")]
+    assert mount["containerPath"].startswith(
+        "/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/gpu/r0/"
+    )
+    assert json.loads(Path(mount["hostPath"]).read_text())["podClaimName"] == "gpu"
 
 
 # --- sharing ---
