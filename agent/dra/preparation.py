@@ -248,7 +248,8 @@ class Preparer:
 
     async def _make_ready(self, resource: str, given: Sequence[Given]) -> None:
         grants = sorted((grant for it in given for grant in it.grants), key=lambda it: it.id)
-        await self._house.allocator.make_ready(resource, grants, [held for it in given for held in it.held])
+        held = [held for it in given for held in it.held]
+        await self._house.allocator.make_ready(resource, grants, held, is_asked_again=True)
         wanted = [grant.id for it in given if it.result.resets for grant in it.grants]
         as_ever = [grant.id for it in given if not it.result.resets for grant in it.grants]
         if (check := self._house.starter.of(resource)) is not None and as_ever:

@@ -213,6 +213,15 @@ async def test_of_two_claims_at_once_one_gets_the_device(stage: Stage) -> None:
     assert list(stage.held()) == ["a"]
 
 
+async def test_as_many_claims_as_a_node_has_pods_are_made_ready_a_few_at_a_time(stage: Stage) -> None:
+    names = [f"g{n}" for n in range(30)]
+    for name in names:
+        stage.found(toy(name, attributes={"is": ("toy",)}))
+    claims = [stage.api.allocate(name, name) for name in names]
+    await asyncio.gather(*(stage.admit(it.name, it) for it in claims))
+    assert sorted(stage.held()) == sorted(names)
+
+
 async def test_a_device_that_is_not_well_is_refused_with_the_reason_unless_the_claim_tolerates_it(stage: Stage) -> None:
     stage.sick("a")
     assert "it does not answer" in await refusal(stage, stage.api.allocate("train", "a"))
