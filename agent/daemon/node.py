@@ -199,6 +199,12 @@ class Node:
         self.cdi.changed(held.resource for held in ended)
         self.dra.changed(held.resource for held in ended)
 
+    async def unprepared(self, ended: Sequence[Held]) -> None:
+        """The kubelet has unprepared a ResourceClaim, and the ledger has dropped what it had; returns when that is kept."""
+        self.released(ended)
+        self._commit()
+        await self.keeper.write_claims()
+
     def claims_settled(self) -> None:
         """All changes of one answer of the kubelet have been told: commit them."""
         self._commit()

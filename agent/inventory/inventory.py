@@ -496,7 +496,8 @@ class Inventory:
 
         Every Allocate asks, and a thousand tokens of one device are then not decided again for each.
         """
-        if (owner := self._owner(claim.slot)) is None or owner.lost or claim.trouble:
+        is_barred = claim.claim is not None and self.selection.is_by_plugin(claim.resource)
+        if (owner := self._owner(claim.slot)) is None or owner.lost or claim.trouble or is_barred:
             return False
         if owner.is_plain is None and owner.placed is not None:
             slots = self._lists[claim.resource].slots
