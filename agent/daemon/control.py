@@ -116,12 +116,13 @@ class AgentControl:
     def _resource(self, name: str, devices: tuple[views.Device, ...]) -> views.Resource:
         serving, configured = self._parts.serving, self._parts.node.inventory.resource(name)
         registrar, plugin = serving.registrars.get(name), serving.plugins.get(name)
-        is_offered = self._parts.node.dra.is_offered(name)
+        dra = self._parts.node.dra
+        is_offered = dra.is_offered(name)
         return views.Resource(
             name,
             configured.spec.backend if configured else "",
             registered=is_offered or (registrar is not None and registrar.registered and not registrar.rival),
-            streaming=is_offered or (plugin is not None and plugin.streaming),
+            streaming=(is_offered and dra.is_registered) or (plugin is not None and plugin.streaming),
             complaint="; ".join(self._complaints(name)),
             devices=devices,
         )
@@ -129,6 +130,8 @@ class AgentControl:
     def _complaints(self, name: str) -> Iterator[str]:
         inventory, registrar = self._parts.node.inventory, self._parts.serving.registrars.get(name)
         if registrar is not None and (complaint := registrar.rival or registrar.complaint):
+            yield complaint
+        if complaint := self._parts.node.dra.complaint(name):
             yield complaint
         if why := inventory.selection.broken.get(name):
             yield why

@@ -7,19 +7,23 @@ server has no slice of it any more. Which it may have is kept on disk, for a sta
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import msgspec
+from anyio.abc import TaskGroup
 from msgspec import Struct
 
 from agent.config import Config
 from agent.config.model import DraConfig
-from agent.inventory.inventory import Inventory
-from agent.kubernetes.api import ApiError, pause
+from agent.daemon.node import Node
+from agent.kubelet.allocation import Allocator
+from agent.kubelet.prestart import Starter
+from agent.kubernetes.api import Api, ApiError, pause, read
 from agent.kubernetes.runner import LACKING, connected, load_client
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
@@ -29,13 +33,14 @@ from backends.errors import reason_of
 from backends.linux import files
 
 if TYPE_CHECKING:
+    from agent.dra.driver import Driver
     from agent.dra.publisher import Publisher
 
 RECORD: Final = "dra.json"
 """In `state_dir`: of which resources the API server may have devices, and who we are to it."""
 
 _MOST_BYTES: Final = 1 << 20  # of that file
-_THREADS: Final = 4  # two connections that read their credentials, the file, and one that hangs
+_THREADS: Final = 5  # three connections that read their credentials, the file, and one that hangs
 
 
 class _Record(Struct, frozen=True):
@@ -56,20 +61,36 @@ class Dra:
     def __init__(
         self,
         config: Config,
-        node: str,
-        inventory: Inventory,
+        called: str,
+        node: Node,
         backends: Mapping[str, Backend[Any]],
+        allocator: Allocator,
+        starter: Starter,
         problems: Problems,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`node` is what this node is called where the configuration does not say; `backends` are those in force."""
-        self._config, self._node, self._file = config, node, config.agent.state_dir / RECORD
-        self._inventory, self._backends, self._problems = inventory, backends, problems
-        self._clock, self._wall = clock, wall
+        """Prepare.
+
+        Args:
+            config: what is configured.
+            called: this node's name where the configuration does not say one.
+            node: what is there, and who holds it.
+            backends: those in force at any time, by their kinds.
+            allocator: gives devices to containers.
+            starter: makes hardware ready for them.
+            problems: is told what fails.
+            clock: monotonic seconds.
+            wall: seconds since the epoch.
+        """
+        self._config, self._called, self._file = config, called, config.agent.state_dir / RECORD
+        self._house, self._inventory, self._backends = node, node.inventory, backends
+        self._giving = allocator, starter
+        self._problems, self._clock, self._wall = problems, clock, wall
         self._record = _read(self._file)
         self._publisher: Publisher | None = None
+        self._driver: Driver | None = None
         self._scope: anyio.CancelScope | None = None
         self._workers = Workers("dra", limit=_THREADS)
         self._away = problems.trouble(
@@ -96,10 +117,23 @@ class Dra:
         """Has the API server the devices of a resource?"""
         return self._publisher is not None and self._publisher.is_offered(name)
 
+    @property
+    def is_registered(self) -> bool:
+        """Does the kubelet ask us to prepare claims?"""
+        return self._driver is not None and self._driver.registered
+
+    def complaint(self, name: str) -> str:
+        """Why no pod gets devices of a resource that is served so; empty if they do."""
+        if not self.serves(name) or self._inventory.resource(name) is None:
+            return ""
+        return self._driver.complaint if self._driver is not None else ""
+
     def changed(self, resources: Iterable[str]) -> None:
         """Lists of these resources have changed, or claims on them."""
         if self._publisher is not None:
             self._publisher.changed(resources)
+        if self._driver is not None:
+            self._driver.changed()
 
     def configure(self, config: Config) -> None:
         """Take up a changed configuration."""
@@ -125,50 +159,89 @@ class Dra:
             self._workers.close()
 
     async def _serve(self) -> None:
-        """Withdraw what another configuration offered; offer what this one does, until cancelled."""
+        """Offer what is configured, withdraw what another configuration offered, and serve what pods have, until cancelled."""
         record = self._record
         mine = self._who(self._config.dra) if self._config.uses_dra else None
-        if record is None and mine is None:
+        has_claims = any(it.claim is not None for it in self._house.ledger.held())
+        if record is None and mine is None and not has_claims:
             await anyio.sleep_forever()
         try:
             self._loaded = await self._workers.start(_load)
         except ImportError:
             self._lacking.report_once(LACKING)
             await anyio.sleep_forever()
-        if record is not None and (mine is None or msgspec.structs.replace(record, resources=()) != mine):
-            await self._withdraw(record)
-        if mine is None:
+        async with anyio.create_task_group() as tasks:
+            if mine is not None or has_claims:  # of which the kubelet tells the end, whatever is configured now
+                who = mine or record or self._who(self._config.dra)
+                self._start(tasks, who, "DRA", partial(self._drive, who))
+            if record is not None and (mine is None or msgspec.structs.replace(record, resources=()) != mine):
+                await self._withdraw(record)
+            if mine is not None:
+                self._record = record = self._record or mine
+                await self._publish(record)
             await anyio.sleep_forever()
-        assert mine is not None
-        self._record = record = self._record or mine
+
+    async def _drive(self, who: _Record, api: Api) -> None:
+        """Serve the kubelet, until cancelled."""
+        from agent.dra.driver import Driver, DriverConfig  # noqa: PLC0415  # `_load` has loaded it
+        from agent.dra.preparation import House  # noqa: PLC0415
+        from agent.dra.publisher import API  # noqa: PLC0415
+
+        async def claim(namespace: str, name: str) -> Mapping[str, Any]:
+            path = f"{API}/namespaces/{namespace}/resourceclaims/{name}"
+            return read(await api.call("GET", path), dict[str, Any])
+
+        node, agent = self._house, self._config.agent
+        parts = node, node.ledger, self._inventory, self._backends, *self._giving, node.cdi
+        driver = self._driver = Driver(
+            DriverConfig(who.driver, who.node, agent.kubelet_root),
+            House(self._config.host, *parts, agent.pod_resources),
+            claim,
+            lambda: [name for name in self._inventory.names() if self.serves(name)],
+            self._problems,
+            wall=self._wall,
+        )
+        try:
+            await driver.run()
+        finally:
+            self._driver = None
+
+    async def _publish(self, record: _Record) -> None:
+        """Keep the API server's slices as the devices are, until cancelled."""
         publisher = self._publisher = self._made(record, self._config.dra)
         try:
             async with anyio.create_task_group() as tasks:
-                for part, run in (("DRA's slices", publisher.run), ("watch of DRA's slices", publisher.watch)):
-                    connect = partial(connected, partial(self._connect, record), run)
-                    tasks.start_soon(partial(supervise, part, connect, problems=self._problems))
+                self._start(tasks, record, "DRA's slices", publisher.run)
+                self._start(tasks, record, "watch of DRA's slices", publisher.watch)
         finally:
             self._publisher = None
             for trouble in publisher.troubles:
                 trouble.healed()
 
+    def _start(self, tasks: TaskGroup, who: _Record, part: str, run: Callable[[Api], Awaitable[None]]) -> None:
+        """Start a part with a connection of its own."""
+        connect = partial(connected, partial(self._connect, who), run)
+        tasks.start_soon(partial(supervise, part, connect, problems=self._problems))
+
     def _who(self, config: DraConfig) -> _Record:
-        return _Record(
-            str(config.driver), config.node or self._node, str(config.kubeconfig)
-        )  # else msgspec encodes neither
+        # plain texts: msgspec writes no others
+        return _Record(str(config.driver), config.node or self._called, str(config.kubeconfig))
 
     def _made(self, record: _Record, config: DraConfig) -> Publisher:
-        publisher = self._loaded.publisher
-        eviction = self._loaded.slices.Eviction(config.no_execute_after, config.no_execute_most)
-        settings = publisher.Settings(record.driver, record.node, frozenset(config.no_execute), eviction)
+        """A publisher of what this record names."""
+        from agent.dra.publisher import Publisher, Settings  # noqa: PLC0415
+        from agent.dra.slices import Eviction  # noqa: PLC0415
+
+        eviction = Eviction(config.no_execute_after, config.no_execute_most)
+        settings = Settings(record.driver, record.node, frozenset(config.no_execute), eviction)
         known = self._inventory, self._backends, self._problems, record.resources
-        made: Publisher = publisher.Publisher(settings, *known, self._keep, clock=self._clock, wall=self._wall)
-        return made
+        return Publisher(settings, *known, self._keep, clock=self._clock, wall=self._wall)
 
     def _connect(self, record: _Record) -> Any:
         """A connection to the API server."""
-        who = partial(self._loaded.identity.read, Path(record.kubeconfig) if record.kubeconfig else None)
-        return self._loaded.client.ApiClient(who, self._workers, self._away, self._clock)
+        client, identity = self._loaded
+        who = partial(identity.read, Path(record.kubeconfig) if record.kubeconfig else None)
+        return client.ApiClient(who, self._workers, self._away, self._clock)
 
     async def _withdraw(self, record: _Record) -> None:
         """Delete all that an earlier configuration offered; as long as that cannot be done, nobody else offers it."""
@@ -204,19 +277,11 @@ class Dra:
             self.follow()
 
 
-class _Loaded(Struct, frozen=True):
-    """The modules, which most nodes can do without, and the event loop for 0.1 s."""
+def _load() -> tuple[ModuleType, ModuleType]:
+    """Load what most nodes can do without, and the event loop for 0.3 s; the API server's client, and who we are to it."""
+    from agent.dra import driver, publisher  # noqa: F401, PLC0415
 
-    client: Any
-    identity: Any
-    publisher: Any
-    slices: Any
-
-
-def _load() -> _Loaded:
-    from agent.dra import publisher, slices  # noqa: PLC0415
-
-    return _Loaded(*load_client(), publisher, slices)
+    return load_client()
 
 
 def _read(file: Path) -> _Record | None:

@@ -16,7 +16,6 @@ from anyio.abc import TaskGroup
 from agent.cdi.on_demand import Cdi
 from agent.claims.ledger import Ledger
 from agent.console.views import ENDED, ENDS
-from agent.daemon.dra import Dra
 from agent.daemon.state_keeper import StateKeeper
 from agent.discovery.changes import Changes
 from agent.hardware.queue import HardwareQueue
@@ -36,6 +35,7 @@ from agent.runtime.chunked_work import BATCH, in_batches
 from backends.base import Clears, Device, Record, Signal, Verdict
 
 if TYPE_CHECKING:
+    from agent.daemon.dra import Dra
     from agent.daemon.list_publisher import Publisher
 
 

@@ -135,17 +135,19 @@ class Agent:
 
         # what the kubelet is told
         node.cdi = Cdi(config.host, settings.state_dir, inventory, backends, problems)
-        node.dra = Dra(config, node_name(), inventory, backends, problems, clock=clock, wall=wall)
         record = partial(checkpoint.version, settings.plugin_dir)
         admission = Admission(record, clock)
         giving = inventory, backends, self._jobs, node.allocated
         lost_resources = LostResources(settings.pod_resources, settings.plugin_dir)
         allocator = Allocator(*giving, cdi=node.cdi, admission=admission, holder=self._pod_claims.holder)
         self._pod_claims.is_giving = allocator.is_giving
+        starter = Starter(inventory, ledger, backends, self._jobs, node, self._pod_claims.two_pods)
+        parts = node, backends, allocator, starter, problems
+        node.dra = Dra(config, node_name(), *parts, clock=clock, wall=wall)
         factory = PluginFactory(
             allocator,
             Preferences(inventory, backends, admission),
-            Starter(inventory, ledger, backends, self._jobs, node, self._pod_claims.two_pods),
+            starter,
             self._pod_claims,
             lost_resources,
             counts,

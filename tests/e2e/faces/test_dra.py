@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 
+from agent.simulation.dra import ClaimKey
 from tests.apiserver import NODE, ApiServer
 from tests.e2e.node import UNHURRIED, WIDGET, Node, chardev
-from tests.e2e.process import AgentProcess
+from tests.e2e.process import AgentProcess, finish
 from tests.wait import until
 
 OTHER = "fl.test/other"
@@ -36,7 +38,7 @@ def dra(server: ApiServer, node: Node) -> str:
 
 @asynccontextmanager
 async def agent(node: Node, *resources: str) -> AsyncIterator[AgentProcess]:
-    async with AgentProcess(node.config(*resources), UNHURRIED + IMPATIENT) as it:
+    async with AgentProcess(node.config(*resources, run=str(node.root)), UNHURRIED + IMPATIENT) as it:
         await it.says("ready")
         yield it
 
@@ -73,6 +75,50 @@ async def test_the_api_server_has_the_devices_as_they_come_and_go_and_the_kubele
         node.mknod("w3")
         await server.start()
         await offers(server, "dev-w2", "dev-w3")
+
+
+async def allocated(server: ApiServer, name: str, *devices: str, resource: str = WIDGET) -> ClaimKey:
+    """A claim to which a scheduler has given these devices."""
+    pool = f"{NODE}/{resource}"
+    results = [{"request": "it", "driver": "fairlead.dev", "pool": pool, "device": it} for it in devices]
+    made = server.objects.put(
+        f"namespaces/default/resourceclaims/{name}",
+        {
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {},
+            "status": {
+                "allocation": {"devices": {"results": results}},
+                "reservedFor": [{"resource": "pods", "name": name, "uid": f"pod-{name}"}],
+            },
+        },
+    )
+    return ClaimKey("fairlead.dev", made["metadata"]["uid"], name)
+
+
+async def test_a_pod_gets_its_device_by_a_claim_and_gives_it_back(node: Node, server: ApiServer) -> None:
+    node.mknod("w1", "w2")
+    node.kubelet.serves_dra = True
+    await node.kubelet.restart()
+
+    async def wipe(_driver: str | None) -> None:
+        server.objects.wipe()
+
+    node.kubelet.wipe_slices = wipe
+    async with agent(node, claimed(), dra(server, node)):
+        await offers(server, "dev-w1", "dev-w2")
+        await until(lambda: "fairlead.dev" in node.kubelet.drivers.instances)
+        await offers(server, "dev-w1", "dev-w2")  # though the kubelet has deleted them
+        claim = await allocated(server, "mine", "dev-w1")
+        await node.kubelet.drivers.admit("mine", [claim])
+        (name,) = node.kubelet.drivers.cdi_devices("mine")
+        (file,) = (node.root / "cdi").iterdir()
+        (given,) = json.loads(file.read_text())["devices"]
+        assert name.endswith(f"={given['name']}")
+        assert [it["path"] for it in given["containerEdits"]["deviceNodes"]] == ["/dev/w1"]
+        _, out, _ = await finish("status", "--config", str(node.root / "config.toml"))
+        assert "registered" in out
+        await node.kubelet.drivers.end("mine")
+        assert list((node.root / "cdi").iterdir()) == []
 
 
 async def test_a_reload_moves_a_resource_from_one_api_to_the_other_and_back(node: Node, server: ApiServer) -> None:
