@@ -116,11 +116,12 @@ class AgentControl:
     def _resource(self, name: str, devices: tuple[views.Device, ...]) -> views.Resource:
         serving, configured = self._parts.serving, self._parts.node.inventory.resource(name)
         registrar, plugin = serving.registrars.get(name), serving.plugins.get(name)
+        is_offered = self._parts.node.dra.is_offered(name)
         return views.Resource(
             name,
             configured.spec.backend if configured else "",
-            registered=registrar is not None and registrar.registered and not registrar.rival,
-            streaming=plugin is not None and plugin.streaming,
+            registered=is_offered or (registrar is not None and registrar.registered and not registrar.rival),
+            streaming=is_offered or (plugin is not None and plugin.streaming),
             complaint="; ".join(self._complaints(name)),
             devices=devices,
         )

@@ -16,6 +16,7 @@ from anyio.abc import TaskGroup
 from agent.cdi.on_demand import Cdi
 from agent.claims.ledger import Ledger
 from agent.console.views import ENDED, ENDS
+from agent.daemon.dra import Dra
 from agent.daemon.state_keeper import StateKeeper
 from agent.discovery.changes import Changes
 from agent.hardware.queue import HardwareQueue
@@ -53,6 +54,7 @@ class Node:
     history: Recorder
     shortfall: Shortfall
     cdi: Cdi
+    dra: Dra
     selectable: Callable[[], Iterable[tuple[str, Device]]]
     """Every device that a selector can name, with its backend, also those that no resource selects."""
     tasks: TaskGroup
@@ -195,6 +197,7 @@ class Node:
         self.releaser.add(ended)
         self.resumer.over(ended)
         self.cdi.changed(held.resource for held in ended)
+        self.dra.changed(held.resource for held in ended)
 
     async def unprepared(self, ended: Sequence[Held]) -> None:
         """The kubelet has unprepared a ResourceClaim, and the ledger has dropped what it had; returns when that is kept."""

@@ -29,6 +29,7 @@ from agent.daemon.boot import HELD_BACK, list_when_found, wait_for_held
 from agent.daemon.configuration_swap import ConfigurationSwap
 from agent.daemon.control import AgentControl, Parts
 from agent.daemon.discovery_runner import DiscoveryRunner
+from agent.daemon.dra import Dra
 from agent.daemon.list_publisher import Publisher
 from agent.daemon.node import Node
 from agent.daemon.reload import Reloader
@@ -134,6 +135,7 @@ class Agent:
 
         # what the kubelet is told
         node.cdi = Cdi(config.host, settings.state_dir, inventory, backends, problems)
+        node.dra = Dra(config, node_name(), inventory, backends, problems, clock=clock, wall=wall)
         record = partial(checkpoint.version, settings.plugin_dir)
         admission = Admission(record, clock)
         giving = inventory, backends, self._jobs, node.allocated
@@ -163,7 +165,9 @@ class Agent:
         # what everybody else is told, and asks for
         told = self._shortfall, node.keeper, kubernetes
         self._list_warnings = ListWarnings(inventory, self.discoverers, *told)
-        node.publisher = Publisher(node, self._serving, adopter, self._list_warnings, features, counts, kubernetes)
+        node.publisher = Publisher(
+            node, self._serving, adopter, self._list_warnings, features, counts, kubernetes, node.dra
+        )
         following = self._serving, adopter, self._list_warnings, kubernetes, self._jobs, node
         self._swap = ConfigurationSwap(config, self._discovery, inventory, *following)
         self._reloader = Reloader(self._swap, notifier, self._serving, problems)

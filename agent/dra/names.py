@@ -1,9 +1,9 @@
 """Makes the names of devices, pools and slices: valid for every ID and resource, and never the same for two of them.
 
 A device's name is a DNS label of at most 63 characters (`DeviceMaxNameLength`, resource.k8s.io/v1), which forbids what most
-IDs have. `0000:3b:00.0` becomes `0000-3b-00-0`. Of any other ID, lower-case letters, digits and single hyphens stay, and `--`
+IDs have. `0000:3b:00.0` becomes `0000-3b-00-0`, `/dev/kvm` `dev-kvm`. Of any other ID, lower-case letters, digits and single hyphens stay, and `--`
 begins a mark: `--s` is `/`, `--c` is `:`, `--d` is `.`, `--u` is `_`, `--h` is a hyphen that could be misread, `--x2b` is a
-byte, `--w` changes between lower and upper case. What would begin with a mark has an `i` before it: `i--sdev--skvm`. An ID
+byte, `--w` changes between lower and upper case. What would begin with a mark has an `i` before it: `i--wgpu`. An ID
 that is too long so ends in `--z` and a digest.
 """
 
@@ -25,6 +25,8 @@ _PCI_NAME: Final = re.compile(r"([0-9a-f]{4,8})-([0-9a-f]{2})-([0-9a-f]{2})-([0-
 _MARKS: Final = {"/": "--s", ":": "--c", ".": "--d", "_": "--u", "-": "--h"}
 _MEANINGS: Final = {mark: meant for meant, mark in _MARKS.items()}
 _PIECE: Final = re.compile(r"--x[0-9a-f]{2}|--[schduw]|-(?=[a-z0-9])|[a-z0-9]")
+_DEV: Final = "/dev/"
+_DEV_NAME: Final = "dev-"
 _DIGEST: Final = 8  # bytes
 
 
@@ -33,7 +35,11 @@ def device_name(device_id: str) -> str:
     """The name of the device that has this ID."""
     if found := _PCI.fullmatch(device_id):
         return "-".join(found.groups())
-    made = _marked(device_id, hyphens=_PCI_NAME.fullmatch(device_id) is None)
+    if len(device_id) > len(_DEV) and device_id.startswith(_DEV):
+        made = _DEV_NAME + _marked(device_id.removeprefix(_DEV), hyphens=True)
+    else:
+        is_like_others = _PCI_NAME.fullmatch(device_id) is not None or device_id.startswith(_DEV_NAME)
+        made = _marked(device_id, hyphens=not is_like_others)
     return made if len(made) <= MOST_IN_LABEL else _shortened(made, device_id, MOST_IN_LABEL)
 
 
@@ -47,7 +53,8 @@ def device_id(name: str, known: Iterable[str] = ()) -> str | None:
     if found := _PCI_NAME.fullmatch(name):
         domain, bus, slot, function = found.groups()
         return f"{domain}:{bus}:{slot}.{function}"
-    read = _read(name)
+    is_node = name.startswith(_DEV_NAME) and not name.startswith(f"{_DEV_NAME}-")  # a mark: it is `dev:` or the like
+    read = _DEV + _read(name.removeprefix(_DEV_NAME)) if is_node else _read(name)
     if read and device_name(read) == name:
         return read
     return next((it for it in known if device_name(it) == name), None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final
@@ -130,18 +130,35 @@ class Publisher:
         inventory: Inventory,
         backends: Mapping[str, Backend[Any]],
         problems: Problems,
+        offered: Iterable[str] = (),
+        record: Callable[[frozenset[str]], Awaitable[None]] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`backends` are those in force at any time, by their kinds."""
+        """Prepare.
+
+        Args:
+            settings: who we are.
+            inventory: what there is.
+            backends: those in force at any time, by their kinds.
+            problems: is told what fails.
+            offered: the resources of which the API server may have devices, by an earlier run.
+            record: keeps these, before the API server has another and after it has one no more: what it has is not to be
+                given out by device plugin, whatever is configured later.
+            clock: monotonic seconds.
+            wall: seconds since the epoch.
+        """
         self._settings, self._inventory, self._backends = settings, inventory, backends
         self._clock, self._wall = clock, wall
         self._changed = asyncio.Event()
         self._seen: dict[str, Seen] = {}
         self._is_seen = self._is_told = False
+        self._recorded, self._record = frozenset(offered), record
         self._version = ""
         """Of the list or the last line of the watch; empty: it has to be listed."""
+        self._heard: set[str] = set()
+        """The versions, and the uids of what was deleted, of which the watch has told since a write was sent."""
         self._own: set[str] = set()
         """The versions that we wrote, until the watch has told of each."""
         self._latest: dict[str, int] = {}
@@ -183,6 +200,10 @@ class Publisher:
         """Does the API server have anything of this resource, as far as is known?"""
         pool = pool_name(self._settings.node, resource)
         return not self._is_seen or any(it.pool == pool for it in self._seen.values())
+
+    def is_offered(self, resource: str) -> bool:
+        """Has the API server the devices of a resource?"""
+        return self._is_seen and resource in self._pools and self.has(resource)
 
     # --- what the API server has ---
 
@@ -243,6 +264,7 @@ class Publisher:
         if change.type == "BOOKMARK":
             return
         known = self._seen.get(it.metadata.name)
+        self._heard.add(it.metadata.uid if change.type == "DELETED" else it.metadata.resource_version)
         if change.type == "DELETED":
             if known is not None and known.uid == it.metadata.uid:  # else it was made again meanwhile
                 del self._seen[it.metadata.name]
@@ -345,6 +367,7 @@ class Publisher:
             ApiError: something could not be written.
         """
         until = await self._decide()
+        await self._keep(self._recorded | self._pools.keys())
         refused: dict[str, ApiError] = {}
         for it in self._plan():
             if it.pool in refused:
@@ -356,9 +379,17 @@ class Publisher:
                 if not error.is_final or error.status in _OUTDATED:
                     raise
                 refused[it.pool] = error
+        await self._keep(frozenset(it for it in self._recorded if it in self._pools or self.has(it)))
         if refused:
             raise next(iter(refused.values()))
         return until
+
+    async def _keep(self, offered: frozenset[str]) -> None:
+        """Have it kept of which resources the API server may have devices."""
+        if offered != self._recorded:
+            self._recorded = offered
+            if self._record is not None:
+                await self._record(offered)
 
     async def _write(self, api: Api, it: Write) -> None:
         """Make, replace or delete one slice.
@@ -377,13 +408,20 @@ class Publisher:
             return
         if not (self._owner and it.version):  # the Node may have been made again, and all that it owns is gone then
             self._owner = await self._node(api)
+        self._heard.clear()
         document = slices.body(it, settings.node, settings.driver, self._owner)
         answer = await (api.call("PUT", path, document) if it.version else api.call("POST", _SLICES, document))
         said = read(answer, _Slice)
-        if said.metadata.resource_version != it.version:
-            self._own.add(said.metadata.resource_version)
         self._returned[it.name] = slices.digest_of(said.spec.devices), it.slice.content
-        self._seen[it.name] = self._noted(said)
+        version, now = said.metadata.resource_version, self._seen.get(it.name)
+        if self._heard.isdisjoint((version, said.metadata.uid)):
+            self._seen[it.name] = self._noted(said)
+            if version != it.version:
+                self._own.add(version)
+        elif now is not None and now.version == version:
+            self._seen[it.name] = self._noted(said)
+        else:  # the watch is ahead of this answer: it was deleted or changed since
+            self._changed.set()
         if any("taints" in one for one in it.slice.devices):
             self._taints_come_back(are_there=any("taints" in one for one in said.spec.devices))
 
@@ -414,3 +452,4 @@ class Publisher:
         await self._list(api)
         for it in list(self._seen.values()):
             await self._write(api, Write(it.name, it.pool, it.version, None))
+        await self._keep(frozenset())

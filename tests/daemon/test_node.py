@@ -115,7 +115,7 @@ class House:
         self.node.tasks = tasks
         self.told = Told()
         others: Any = self.told
-        self.node.pod_claims = self.node.resumer = self.node.cdi = self.node.history = others
+        self.node.pod_claims = self.node.resumer = self.node.cdi = self.node.dra = self.node.history = others
 
     async def sleep(self, due: float | None, woken: asyncio.Event, _clock: Callable[[], float]) -> None:
         self.deadline = due

@@ -16,6 +16,8 @@ SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z
 IDS = st.one_of(
     st.text(st.one_of(st.sampled_from("a0i-xwzh/.:_AZ"), st.characters(codec="utf-8")), min_size=1, max_size=90),
     st.from_regex(r"[0-9a-f]{4}[:-][0-9a-f]{2}[:-][0-9a-f]{2}[.-][0-7]", fullmatch=True),
+    st.text(st.sampled_from("a-/v"), max_size=4).map("/dev/".__add__),
+    st.text(st.sampled_from("a-/v"), max_size=4).map("dev-".__add__),
     st.from_regex(r"i?(--(x[0-9a-f]{2}|[schduwz]))?[a-z-]{1,4}", fullmatch=True),
 )
 
@@ -43,7 +45,9 @@ def test_a_name_that_was_made_of_no_id_is_nobodys(name: str) -> None:
         ("10000:e1:00.0", "10000-e1-00-0"),
         ("0000-3b-00-0", "0000--h3b--h00--h0"),
         ("kvm", "kvm"),
-        ("/dev/kvm", "i--sdev--skvm"),
+        ("/dev/kvm", "dev-kvm"),
+        ("/dev/dri/renderD128", "dev-dri--srender--wd128"),
+        ("dev-kvm", "dev--hkvm"),
         ("GPU-5a8c1f3e-0d3b-4b61-9c6e-2f1f3a1b7c90", "i--wgpu-5--wa8c1f3e-0d3b-4b61-9c6e-2f1f3a1b7c90"),
         ("renderD128", "render--wd128"),
     ],

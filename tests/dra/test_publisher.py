@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
+from typing import Any
 
 import pytest
 
@@ -270,3 +272,30 @@ async def test_withdrawing_deletes_what_is_ours_and_nothing_else() -> None:
     await stage.publisher.withdraw(stage.api)
     assert list(stage.objects.slices) == ["theirs"]
     assert not stage.publisher.has(GPU)
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+async def test_what_happens_to_a_slice_before_we_have_the_answer_to_our_write_is_not_lost(*, is_deleted: bool) -> None:
+    stage = Stage(claimed(GPU))
+    stage.find(*cards(1))
+    call = stage.api.call
+
+    async def answered_late(method: str, *args: Any) -> bytes:
+        answer = await call(method, *args)
+        if method == "PUT":
+            (name,) = stage.objects.slices
+            if is_deleted:
+                stage.objects.wipe()
+            else:
+                it = stage.objects.slices[name]
+                stage.objects.put(f"resourceslices/{name}", {**it, "spec": {**it["spec"], "devices": []}})
+            stage.api.call = call  # type: ignore[method-assign,assignment]
+            for _ in range(5):
+                await asyncio.sleep(0)
+        return answer
+
+    stage.api.call = answered_late  # type: ignore[method-assign,assignment]
+    async with stage.running():
+        stage.say("0000:00:00.0", SICK)
+        await until(lambda: len(stage.objects.writes) == 3 and stage.shown(GPU))
+        assert stage.shown(GPU)["0000-00-00-0"].endswith("NoSchedule")
