@@ -275,7 +275,9 @@ async def test_withdrawing_deletes_what_is_ours_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])
-async def test_what_happens_to_a_slice_before_we_have_the_answer_to_our_write_is_not_lost(*, is_deleted: bool) -> None:
+async def test_what_happens_to_a_slice_before_we_have_the_answer_to_our_write_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, *, is_deleted: bool
+) -> None:
     stage = Stage(claimed(GPU))
     stage.find(*cards(1))
     call = stage.api.call
@@ -289,12 +291,12 @@ async def test_what_happens_to_a_slice_before_we_have_the_answer_to_our_write_is
             else:
                 it = stage.objects.slices[name]
                 stage.objects.put(f"resourceslices/{name}", {**it, "spec": {**it["spec"], "devices": []}})
-            stage.api.call = call  # type: ignore[method-assign,assignment]
+            monkeypatch.undo()
             for _ in range(5):
                 await asyncio.sleep(0)
         return answer
 
-    stage.api.call = answered_late  # type: ignore[method-assign,assignment]
+    monkeypatch.setattr(stage.api, "call", answered_late)
     async with stage.running():
         stage.say("0000:00:00.0", SICK)
         await until(lambda: len(stage.objects.writes) == 3 and stage.shown(GPU))
