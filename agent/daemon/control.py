@@ -249,8 +249,10 @@ class AgentControl:
 
     def _holders(self, slot: SlotKey) -> tuple[views.Holder, ...]:
         known = self._parts.node.pod_claims
-        named = (views.Holder(it.namespace, it.pod, it.container) for it in known.holders.get(slot, ()))
-        return (*named, *(views.Holder("", "", container, uid) for uid, container in known.unnamed(slot).items()))
+        held = self._parts.node.ledger.of(slot)
+        claim = held.claim.name if held is not None and held.claim is not None else ""
+        named = (views.Holder(it.namespace, it.pod, it.container, claim=claim) for it in known.holders.get(slot, ()))
+        return (*named, *(views.Holder("", "", it, uid, claim) for uid, it in known.unnamed(slot).items()))
 
     def _wall(self, monotonic: float) -> float:
         return monotonic + self._wall_clock() - self._clock()
