@@ -313,7 +313,7 @@ class Publisher:
             offered = [it for it in self._offered[name] if self._knows_taints or it.health.offered]
             known = self._backends[served[name].spec.backend].attributes
             evicted = {device for resource, device in self._evicted if resource == name}
-            self._made[name] = slices.entries(offered, known, driver, evicted, offset, self._made.get(name, {}))
+            self._made[name] = slices.entries(offered, name, known, driver, evicted, offset, self._made.get(name, {}))
             devices = [it.entry for it in self._made[name].values()]
             self._pools[name] = slices.wanted(node, driver, pool_name(node, name), devices)
             await asyncio.sleep(0)  # each takes a millisecond for 64 devices
