@@ -111,6 +111,21 @@ SlotKey = tuple[str, str]
 """Resource and ID: what the kubelet knows a slot by."""
 
 
+class ResourceClaim(Struct, frozen=True):
+    """For which ResourceClaim an ID was given, and as what (dynamic resource allocation)."""
+
+    uid: str
+    namespace: str
+    name: str
+    pool: str
+    """Of the allocated device, as the ResourceSlice has it."""
+    device: str
+    share: str = ""
+    """Which of several allocations of one device; empty where the device has one."""
+    boot: str = ""
+    """The machine's boot in which it was prepared: what was done to hardware before, and what lay in /run, is gone."""
+
+
 class Held(Struct, frozen=True):
     """What a pod holds, or is being given: one ID of a resource."""
 
@@ -131,6 +146,8 @@ class Held(Struct, frozen=True):
     """UIDs of the pods that have it, by the kubelet's checkpoint, and whose processes were seen to run."""
     trouble: str = ""
     """`FORGOTTEN` or `TWO_PODS`; empty: all is well."""
+    claim: ResourceClaim | None = None
+    """For which it was given; it ends when the kubelet unprepares that. None: by an Allocate."""
 
     @classmethod
     def of(cls, resource: str, device_id: str, backend: str, device: Device) -> Held:

@@ -1,4 +1,4 @@
-"""An API server of Kubernetes, as far as Fairlead asks one: events, one Node with its conditions, and a watch of it."""
+"""An API server of Kubernetes, as far as Fairlead asks one: events, one Node, watches of it, and what dynamic allocation has."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 import copy
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from tests.objects import GROUP, Objects, RefusalError
 from tests.wait import until
 
 TOKEN: Final = "t0ken"
@@ -27,7 +28,9 @@ class ApiServer:
         self.token = TOKEN
         self.events: dict[str, Object] = {}
         """By their names, as they are now."""
-        self.node: Object = {"metadata": {"name": NODE, "annotations": {}}, "status": {"conditions": []}}
+        self.objects = Objects(NODE)
+        """Slices, claims and classes."""
+        self.node = self.objects.node
         self.requests: list[str] = []
         """Method and path of each."""
         self.hangs = False
@@ -132,6 +135,17 @@ class ApiServer:
             self._answer(writer, self.refuses[method], {"message": f"{NODE} is forbidden to {method}"})
         elif path.endswith("?dryRun=All"):
             self._answer(writer, *((422, {"message": "denied request"}) if self.has_policies else (200, {})))
+        elif path.startswith(GROUP) and "watch=true" in path:
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            try:
+                await self._until_closed(self.objects.watch(path, lambda it: self._chunk(writer, it)), reader)
+            finally:
+                writer.close()
+        elif path.startswith(GROUP):
+            try:
+                self._answer(writer, 200, self.objects.do(method, path, json.loads(body) if body else None))
+            except RefusalError as error:
+                self._answer(writer, error.status, {"message": error.message})
         elif "watch=true" in path:
             writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
             self._watches.add(writer)
@@ -165,6 +179,16 @@ class ApiServer:
     def _say(self, writer: asyncio.StreamWriter, status: int, data: bytes) -> None:
         writer.write(f"HTTP/1.1 {status} Said\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
 
+    async def _until_closed(self, watch: Coroutine[Any, Any, None], reader: asyncio.StreamReader) -> None:
+        """Watch until there is nothing more to tell, or the client has gone."""
+        watching, gone = asyncio.create_task(watch), asyncio.create_task(reader.read())
+        await asyncio.wait((watching, gone), return_when=asyncio.FIRST_COMPLETED)
+        watching.cancel()
+        gone.cancel()
+
     def _tell(self, kind: str, writer: asyncio.StreamWriter) -> None:
-        line = json.dumps({"type": kind, "object": copy.deepcopy(self.node)}).encode() + b"\n"
+        self._chunk(writer, {"type": kind, "object": copy.deepcopy(self.node)})
+
+    def _chunk(self, writer: asyncio.StreamWriter, it: Object) -> None:
+        line = json.dumps(it).encode() + b"\n"
         writer.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")

@@ -40,6 +40,7 @@ _TABLES: Final[Mapping[str, str]] = {
     "http": "Metrics, probes and the live page ([http.md](http.md)). A change needs a restart.",
     "kubernetes": "What Kubernetes' API server is told and asked ([operations.md](operations.md#kubernetes-own-faces)). "
     "A reload applies it.",
+    "dra": 'How resources with `serve = "dra"` are offered ([dra.md](dra.md)). A reload applies it.',
 }
 _RESOURCE: Final = """\
 ## `[[resource]]`
@@ -58,6 +59,7 @@ stand beside these, or in a table `[resource.options]` below.
 | `pre_start` | `"none"`, `"check"`, `"reset"` | `"none"` | Before a container starts: nothing, refuse hardware that is unhealthy now, or that and reset it. |
 | `edits` | `"inline"`, `"cdi"`, `"both"` | `"inline"` | How a container gets nodes and mounts: from the kubelet, by CDI ([cdi.md](cdi.md)), or both ways. |
 | `adopt` | `"lenient"`, `"strict"` | `"lenient"` | While a pod of another plugin has something of the resource that leads to no device: offer what is free, or nothing ([migrating.md](migrating.md#the-steps)). |
+| `serve` | `"device-plugin"`, `"dra"` | `"device-plugin"` | Which of the kubelet's APIs offers it: device plugins, or dynamic resource allocation ([dra.md](dra.md)). |
 | `options` | table | | The backend's own keys, if they do not stand beside these. |
 """
 

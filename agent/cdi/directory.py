@@ -77,7 +77,7 @@ class Directory:
                 before = {}
             wanted = change(before)
             known = {} if every else before
-            after = {name: it if it is known.get(name) else self._resolved(it) for name, it in wanted.items()}
+            after = {name: it if it is known.get(name) else resolved(self._host, it) for name, it in wanted.items()}
             if not after:
                 self._remove(resource)
                 return False
@@ -143,19 +143,21 @@ class Directory:
         if resources != self.recorded():
             files.replace(self._record, msgspec.json.encode(sorted(resources)))
 
-    def _resolved(self, edits: spec.Edits) -> spec.Edits:
-        """With the numbers of nodes, and those that links lead to: a runtime takes a link for no node, a kubelet follows it."""
-        return msgspec.structs.replace(edits, device_nodes=[self._real(node) for node in edits.device_nodes])
 
-    def _real(self, node: spec.DeviceNode) -> spec.DeviceNode:
-        try:
-            found = device_node(self._host, HostPath(node.host_path or node.path))
-        except NoNodeError:  # not there now, or outside /dev: as its backend says; it has no numbers until it is back
-            return msgspec.structs.replace(node, kind="", major=0, minor=0)
-        return msgspec.structs.replace(
-            node,
-            host_path="" if found.path.text == node.path else found.path.text,
-            kind="b" if found.block else "c",
-            major=found.major,
-            minor=found.minor,
-        )
+def resolved(host: Host, edits: spec.Edits) -> spec.Edits:
+    """With the numbers of nodes, and those that links lead to: a runtime takes a link for no node, a kubelet follows it."""
+    return msgspec.structs.replace(edits, device_nodes=[_real(host, node) for node in edits.device_nodes])
+
+
+def _real(host: Host, node: spec.DeviceNode) -> spec.DeviceNode:
+    try:
+        found = device_node(host, HostPath(node.host_path or node.path))
+    except NoNodeError:  # not there now, or outside /dev: as its backend says; it has no numbers until it is back
+        return msgspec.structs.replace(node, kind="", major=0, minor=0)
+    return msgspec.structs.replace(
+        node,
+        host_path="" if found.path.text == node.path else found.path.text,
+        kind="b" if found.block else "c",
+        major=found.major,
+        minor=found.minor,
+    )

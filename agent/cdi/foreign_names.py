@@ -47,7 +47,7 @@ class ForeignNames:
         Raises:
             AllocationRefused: one of them is the pod's own device, or the specifications cannot be read.
         """
-        if not (wanted := _named(edits)):
+        if not (wanted := named(edits)):
             return edits
         try:
             async with running_time.timeout(READ_DEADLINE):
@@ -81,7 +81,7 @@ class ForeignNames:
         self._left_out[name].report_once("no CDI specification in /etc/cdi or /run/cdi defines it")
 
 
-def _named(edits: ContainerEdits) -> frozenset[str]:
+def named(edits: ContainerEdits) -> frozenset[str]:
     """The devices that a backend names by CDI, in either way."""
     values = [value for key, value in edits.annotations.items() if _KEY in key]
     return frozenset((*edits.cdi_devices, *(name for value in values for name in value.split(","))))

@@ -1,6 +1,6 @@
 """Makes the names of CDI specifications: kinds, files, devices.
 
-Two resources never have one kind, nor two IDs one name. Grammar: CDI specification 1.1.0, "kind" and "devices.name"
+Two resources never have one kind, nor two IDs one name, and claims have a kind of their own. Grammar: CDI specification 1.1.0, "kind" and "devices.name"
 (vendor and class: letters, digits and `_-.`, the first a letter; of a device also `:`). A `.` in a class takes version
 0.6.0, which runtimes in use do not read: it is written otherwise, like all that the grammar has no place for. A class of one
 letter ends containerd and CRI-O, as soon as they read it (container-device-interface issue 320, in releases up to 1.1.0).
@@ -51,6 +51,16 @@ def qualified(resource: str, name: str) -> str:
 def annotation(resource: str) -> str:
     """The key of the annotation that names a container's devices; each resource has its own, since a kubelet keeps one."""
     return f"cdi.k8s.io/fairlead_{hashlib.blake2b(resource.encode(), digest_size=_DIGEST).hexdigest()}"
+
+
+def claim_kind(driver: str) -> str:
+    """The kind of what a DRA driver's claims bring; no resource has it, as theirs begin otherwise."""
+    return f"dra.{driver}/claim"
+
+
+def claim_file(driver: str, uid: str) -> HostPath:
+    """Where the specification of a ResourceClaim lies; its UID is letters, digits and hyphens."""
+    return DIRECTORY / f"dra.{driver}-claim_{uid}.json"
 
 
 def _written(text: str, outside: re.Pattern[str], first: str) -> str:

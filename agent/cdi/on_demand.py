@@ -61,6 +61,18 @@ class Cdi:
             return edits
         return await self._specifications.answer(resource, grants, edits)
 
+    async def named(self, resource: Resource[Any], edits: ContainerEdits) -> frozenset[str]:
+        """The devices that a backend's edits name by CDI, in either way, as far as they are defined.
+
+        Raises:
+            AllocationRefused: one of the pod's own is not.
+        """
+        if not (edits.cdi_devices or edits.annotations):
+            return frozenset()
+        from agent.cdi.foreign_names import named  # noqa: PLC0415
+
+        return named(await self._foreign_names.checked(resource, edits))
+
     def changed(self, resources: Iterable[str]) -> None:
         """These resources have other devices, other claims, or another configuration."""
         if self._is_needed.is_set():

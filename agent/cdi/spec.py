@@ -46,6 +46,8 @@ class BindMount(msgspec.Struct, frozen=True, rename="camel"):
 class Edits(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """What one device brings; never nothing."""
 
+    env: list[str] = []
+    """`NAME=value`; only for ResourceClaims: an Allocate's answer has its own."""
     device_nodes: list[DeviceNode] = []
     mounts: list[BindMount] = []
 
@@ -68,7 +70,13 @@ def edits(given: ContainerEdits) -> Edits:
         DeviceNode(it.container_path, it.permissions, "" if it.path.text == it.container_path else it.path.text)
         for it in given.nodes
     ]
-    return Edits(nodes, [BindMount(it.path.text, it.container_path, _options(it)) for it in given.mounts])
+    mounts = [BindMount(it.path.text, it.container_path, _options(it)) for it in given.mounts]
+    return Edits(device_nodes=nodes, mounts=mounts)
+
+
+def whole_edits(given: ContainerEdits) -> Edits:
+    """All of an answer that a specification can say: what a ResourceClaim brings has no other way into a container."""
+    return msgspec.structs.replace(edits(given), env=[f"{name}={value}" for name, value in given.env.items()])
 
 
 def _options(mount: Mount) -> list[str]:

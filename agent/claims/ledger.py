@@ -5,6 +5,8 @@ returned. A claim ends only when a podresources List leaves it out *and* a check
 List does too (kubelet contract: A5; a List leaves out init containers), the List asked for at least
 `MIN_AGE` after the Allocate. A witness that cannot be reached ends nothing, and neither do both of a kubelet that lost
 its record (A11.1): what that lacks is `FORGOTTEN`.
+
+What was given for a ResourceClaim ends with `unprepared` alone: the kubelet tells of its end, and neither witness is judged.
 """
 
 from __future__ import annotations
@@ -246,7 +248,7 @@ class Ledger:
         """
         changed = []
         for slot in list(self._claims) if slots is None else slots:
-            if (claim := self._claims.get(slot)) is None:
+            if (claim := self._claims.get(slot)) is None or claim.held.claim is not None:
                 continue
             held, uids = claim.held, record.get(slot, Pods())
             seen = Pods() if running is None else (held.pods | uids) & running
@@ -287,7 +289,8 @@ class Ledger:
 
     def misses(self, record: Container[SlotKey]) -> bool:
         """Does this lack a claim of pods that are known?"""
-        return any((claim.held.pods or claim.named) and slot not in record for slot, claim in self._claims.items())
+        allocated = ((slot, it) for slot, it in self._claims.items() if it.held.claim is None)
+        return any((it.held.pods or it.named) and slot not in record for slot, it in allocated)
 
     def listed(self, present: Set[SlotKey], asked: float, answered: float, checkpoint: Version | None) -> None:
         """What a podresources List said.
@@ -299,6 +302,8 @@ class Ledger:
             checkpoint: the checkpoint that lay there *after* the answer; only another one is a second witness.
         """
         for slot, claim in self._claims.items():
+            if claim.held.claim is not None:
+                continue
             if slot in present:
                 if claim.absent_since is not None:
                     self._claims[slot] = replace(claim, absent_since=None, absent_version=None)
@@ -322,6 +327,18 @@ class Ledger:
                 del self._claims[slot]
                 self._holders.subtract(claim.held.hardware)
                 ended.append(claim.held)
+        return ended
+
+    def prepared(self, uid: str) -> list[Held]:
+        """What was given for the ResourceClaim of this UID."""
+        return [it.held for it in self._claims.values() if it.held.claim is not None and it.held.claim.uid == uid]
+
+    def unprepared(self, uid: str) -> list[Held]:
+        """End what was given for the ResourceClaim of this UID; returns it."""
+        ended = self.prepared(uid)
+        for held in ended:
+            del self._claims[held.slot]
+            self._holders.subtract(held.hardware)
         return ended
 
     def _put(self, claim: _Claim) -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import fields, replace
 from agent.config.model import Config
 from backends.base import Resource
 
-_TABLES: Final = ("agent", "host", "http", "kubernetes")
+_TABLES: Final = ("agent", "host", "http", "kubernetes", "dra")
 APPLIED_AT_ONCE: Final = frozenset({"resync", "probe"})
 """The settings of `[agent]` that a running daemon takes over."""
 
@@ -50,7 +50,9 @@ def compare(before: Config, after: Config) -> Difference:
     moved = {after for before, after in ranks if before != after}
     kinds = {resource.spec.backend for resource in (*before.resources, *after.resources)}
     settings = [it for table in _TABLES for it in _differing(table, before, after)]
-    live = {it for it in settings if it.startswith("kubernetes.") or it.removeprefix("agent.") in APPLIED_AT_ONCE}
+    live = {
+        it for it in settings if it.startswith(("kubernetes.", "dra.")) or it.removeprefix("agent.") in APPLIED_AT_ONCE
+    }
     agent = replace(before.agent, **{name: getattr(after.agent, name) for name in APPLIED_AT_ONCE})
     return Difference(
         replace(after, agent=agent, host=before.host, http=before.http),

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from msgspec.structs import replace
 
 from agent.config import syntax, typed
-from agent.config.model import AgentConfig, Config, HttpConfig, KubernetesConfig
+from agent.config.model import AgentConfig, Config, DraConfig, HttpConfig, KubernetesConfig
 from agent.config.problems import ConfigError, ConfigProblem, Problems
 from agent.config.resources import Registry, read_resources
 from agent.runtime.errors import unknown
 from agent.runtime.limits import plugin_directory_problem
 from backends import registry as installed
-from backends.base import Host
+from backends.base import Host, Resource
 from backends.linux import files
 
 MOST_BYTES: Final = 4 << 20
@@ -30,6 +30,7 @@ TABLES: Final[Mapping[str, type]] = {
     "host": Host,
     "http": HttpConfig,
     "kubernetes": KubernetesConfig,
+    "dra": DraConfig,
 }
 """The tables beside `[[resource]]`, and what they are read into."""
 
@@ -65,8 +66,17 @@ def read_tables(tables: Mapping[str, Any], problems: Problems, registry: Registr
     if (agent := sections["agent"]) is not None and (problem := plugin_directory_problem(agent.plugin_dir)):
         problems.add(("agent", "plugin_dir"), problem)
     resources = read_resources(tables.get("resource", []), registry, problems)
+    _check_dra(sections["dra"], resources, problems)
     problems.raise_any()
     return Config(**sections, resources=resources, source=source)
+
+
+def _check_dra(dra: DraConfig | None, resources: Sequence[Resource[Any]], problems: Problems) -> None:
+    """Add names in `dra.no_execute` that no resource has which is served so: a typing mistake would evict nobody."""
+    served = [it.name for it in resources if it.spec.serve == "dra"]
+    for number, name in enumerate(dra.no_execute if dra else ()):
+        if name not in served:
+            problems.add(("dra", "no_execute", number), unknown("resource with serve = 'dra'", name, served))
 
 
 def _section(tables: Mapping[str, Any], name: str, wanted: type, problems: Problems) -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from msgspec import Struct
 
-from agent.config.typed import Listen, PathOrNone, PathOrOff
+from agent.config.typed import DriverName, Listen, PathOrNone, PathOrOff
 from backends.base import Host, Resource, Seconds
 
 _FIVE_MINUTES: Final = Seconds(300)
@@ -15,6 +16,7 @@ _HALF_A_MINUTE: Final = Seconds(30)
 _OFF: Final = Listen("off")
 _NO_FILE: Final = PathOrOff("off")
 _NO_KUBECONFIG: Final = PathOrNone("")
+_DRIVER: Final = DriverName("fairlead.dev")
 
 
 class AgentConfig(Struct, frozen=True):
@@ -77,6 +79,23 @@ class KubernetesConfig(Struct, frozen=True):
         return self.events or self.condition or self.drain_annotation
 
 
+class DraConfig(Struct, frozen=True):
+    """`[dra]`: how resources with serve = "dra" are offered; without one nothing of it is loaded."""
+
+    driver: DriverName = _DRIVER
+    """The driver's name, which DeviceClasses select by; the same on all nodes of a cluster."""
+    node: str = ""
+    """The Node's name; without one, what the variable NODE_NAME says, or the machine's own."""
+    kubeconfig: PathOrNone = _NO_KUBECONFIG
+    """The file that says where the API server is and who we are; without one, the pod's service account does."""
+    no_execute: tuple[str, ...] = ()
+    """Resources of which an unhealthy device has its pods evicted (NoExecute); of all others pods keep what they have."""
+    no_execute_after: Seconds = _FIVE_MINUTES
+    """How long such a device must be unhealthy before its pods are evicted."""
+    no_execute_most: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """Of how many such devices at a time pods are evicted on this node."""
+
+
 class Config(Struct, frozen=True):
     """Everything that is configured, checked."""
 
@@ -88,5 +107,11 @@ class Config(Struct, frozen=True):
     """The file it came from; None is the built-in set."""
     http: HttpConfig = HttpConfig()
     kubernetes: KubernetesConfig = KubernetesConfig()
+    dra: DraConfig = DraConfig()
     read_at: float = 0.0
     """When it was read, in seconds since 1970; 0 if it was not: it cannot be read again."""
+
+    @property
+    def uses_dra(self) -> bool:
+        """Is any resource served by dynamic resource allocation?"""
+        return any(it.spec.serve == "dra" for it in self.resources)

@@ -29,6 +29,7 @@ from backends.base import (
     Resource,
     ResourceSpec,
     Selector,
+    Serve,
 )
 from backends.interface.attributes import mistake
 from backends.registry import BrokenBackendError, UnknownBackendError
@@ -43,6 +44,7 @@ RESOURCE_KEYS: Final = (
     "pre_start",
     "edits",
     "adopt",
+    "serve",
     "options",
 )
 """What every resource may have; the rest are its backend's options."""
@@ -60,6 +62,7 @@ RESOURCE_TYPES: Final[Mapping[str, Any]] = {
     "pre_start": PreStart,
     "edits": Edits,
     "adopt": Adopt,
+    "serve": Serve,
 }
 """Of those, the ones that are a single value."""
 _Attributes = Mapping[str, Attribute] | None

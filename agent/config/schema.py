@@ -22,7 +22,7 @@ import msgspec
 
 from agent.config.file import TABLES
 from agent.config.resources import RESOURCE_KEYS, RESOURCE_TYPES
-from agent.config.typed import Listen, PathOrNone, PathOrOff
+from agent.config.typed import DriverName, Listen, PathOrNone, PathOrOff
 from backends import registry
 from backends.base import TEXT, Attribute, Backend, Seconds
 
@@ -40,6 +40,7 @@ _TEXTS: Final[Mapping[Any, Any]] = {
     Listen: Annotated[
         str, msgspec.Meta(extra_json_schema={"examples": ["127.0.0.1:9440", "unix:/run/fairlead/http.sock", "off"]})
     ],
+    DriverName: Annotated[str, msgspec.Meta(pattern=f"^{DriverName.PATTERN}$", max_length=DriverName.MOST)],
     Path: Annotated[str, msgspec.Meta(pattern="^/")],
     PathOrOff: Annotated[str, msgspec.Meta(pattern="^/|^off$")],
     PathOrNone: Annotated[str, msgspec.Meta(pattern="^/|^$")],

@@ -51,6 +51,28 @@ class Listen(str):
         return cls(text)
 
 
+class DriverName(str):
+    """The name of a driver of dynamic resource allocation."""
+
+    __slots__ = ()
+    PATTERN: ClassVar = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+    """A DNS subdomain (RFC 1123), of at most 63 characters (`DriverNameMaxLength`, resource.k8s.io/v1)."""
+    MOST: ClassVar = 63
+
+    @classmethod
+    def parse(cls, text: str) -> DriverName:
+        """Read a name.
+
+        Raises:
+            ValueError: no driver can have it.
+        """
+        if len(text) > cls.MOST or re.fullmatch(cls.PATTERN, text) is None:
+            raise ValueError(
+                f"{text!r} is no driver's name: at most {cls.MOST} lower-case letters, digits, '-' and '.', as in 'fairlead.dev'"
+            )
+        return cls(text)
+
+
 class _PathOrWord(str):
     """A file, or the word that says that there is none."""
 
@@ -105,6 +127,7 @@ _READERS: Final[Mapping[Any, tuple[Any, str]]] = {
     Path: (parse_path, "a path"),
     Seconds: (Seconds.parse, "a duration such as '5s'"),
     Listen: (Listen.parse, "an address"),
+    DriverName: (DriverName.parse, "a driver's name"),
     PathOrOff: (PathOrOff.parse, "a path, or 'off'"),
     PathOrNone: (PathOrNone.parse, "a path, or ''"),
 }

@@ -41,6 +41,8 @@ class Holder(msgspec.Struct, frozen=True, gc=False):
     container: str
     """Empty if it is not known."""
     uid: str = ""
+    claim: str = ""
+    """The ResourceClaim by which it has the device; empty where it has it by the device plugin API."""
 
     @property
     def name(self) -> str:
@@ -49,7 +51,8 @@ class Holder(msgspec.Struct, frozen=True, gc=False):
 
     def __str__(self) -> str:
         """The pod and the container."""
-        return f"{self.name} ({self.container})" if self.container else self.name
+        by = ", ".join(filter(None, (self.container, f"by ResourceClaim {self.claim}" if self.claim else "")))
+        return f"{self.name} ({by})" if by else self.name
 
 
 class Held(msgspec.Struct, frozen=True, gc=False):

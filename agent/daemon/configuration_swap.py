@@ -65,6 +65,7 @@ class ConfigurationSwap(Struct):
         if change.difference or change.backends:
             await self._move(change)
             self.kubernetes.configure(self.config.kubernetes)
+            self.node.dra.configure(self.config)
             self.node.cdi.changed(self.inventory.names())
         else:
             self.config = change.difference.config

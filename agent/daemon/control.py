@@ -116,11 +116,13 @@ class AgentControl:
     def _resource(self, name: str, devices: tuple[views.Device, ...]) -> views.Resource:
         serving, configured = self._parts.serving, self._parts.node.inventory.resource(name)
         registrar, plugin = serving.registrars.get(name), serving.plugins.get(name)
+        dra = self._parts.node.dra
+        is_offered = dra.is_offered(name)
         return views.Resource(
             name,
             configured.spec.backend if configured else "",
-            registered=registrar is not None and registrar.registered and not registrar.rival,
-            streaming=plugin is not None and plugin.streaming,
+            registered=is_offered or (registrar is not None and registrar.registered and not registrar.rival),
+            streaming=(is_offered and dra.is_registered) or (plugin is not None and plugin.streaming),
             complaint="; ".join(self._complaints(name)),
             devices=devices,
         )
@@ -128,6 +130,8 @@ class AgentControl:
     def _complaints(self, name: str) -> Iterator[str]:
         inventory, registrar = self._parts.node.inventory, self._parts.serving.registrars.get(name)
         if registrar is not None and (complaint := registrar.rival or registrar.complaint):
+            yield complaint
+        if complaint := self._parts.node.dra.complaint(name):
             yield complaint
         if why := inventory.selection.broken.get(name):
             yield why
@@ -245,8 +249,10 @@ class AgentControl:
 
     def _holders(self, slot: SlotKey) -> tuple[views.Holder, ...]:
         known = self._parts.node.pod_claims
-        named = (views.Holder(it.namespace, it.pod, it.container) for it in known.holders.get(slot, ()))
-        return (*named, *(views.Holder("", "", container, uid) for uid, container in known.unnamed(slot).items()))
+        held = self._parts.node.ledger.of(slot)
+        claim = held.claim.name if held is not None and held.claim is not None else ""
+        named = (views.Holder(it.namespace, it.pod, it.container, claim=claim) for it in known.holders.get(slot, ()))
+        return (*named, *(views.Holder("", "", it, uid, claim) for uid, it in known.unnamed(slot).items()))
 
     def _wall(self, monotonic: float) -> float:
         return monotonic + self._wall_clock() - self._clock()

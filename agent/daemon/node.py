@@ -35,6 +35,7 @@ from agent.runtime.chunked_work import BATCH, in_batches
 from backends.base import Clears, Device, Record, Signal, Verdict
 
 if TYPE_CHECKING:
+    from agent.daemon.dra import Dra
     from agent.daemon.list_publisher import Publisher
 
 
@@ -53,6 +54,7 @@ class Node:
     history: Recorder
     shortfall: Shortfall
     cdi: Cdi
+    dra: Dra
     selectable: Callable[[], Iterable[tuple[str, Device]]]
     """Every device that a selector can name, with its backend, also those that no resource selects."""
     tasks: TaskGroup
@@ -195,6 +197,13 @@ class Node:
         self.releaser.add(ended)
         self.resumer.over(ended)
         self.cdi.changed(held.resource for held in ended)
+        self.dra.changed(held.resource for held in ended)
+
+    async def unprepared(self, ended: Sequence[Held]) -> None:
+        """The kubelet has unprepared a ResourceClaim, and the ledger has dropped what it had; returns when that is kept."""
+        self.released(ended)
+        self._commit()
+        await self.keeper.write_claims()
 
     def claims_settled(self) -> None:
         """All changes of one answer of the kubelet have been told: commit them."""

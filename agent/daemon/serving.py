@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -152,9 +152,11 @@ class Serving:
             plugin.publish(snapshot, since)
         return before
 
-    def follow(self, names: Sequence[str]) -> None:
-        """Serve these resources and no others."""
+    def follow(self, names: Sequence[str], listed: Collection[str]) -> None:
+        """Serve these resources and no others; `listed` are those that have a list, whoever serves them."""
         self._names = tuple(names)
+        for name in self._lists.keys() - set(listed):
+            del self._lists[name]
         if set(names) != self.plugins.keys():
             self._names_changed.set()
 
@@ -392,7 +394,6 @@ class Serving:
             self._scopes.pop(name).cancel()
             self._leaving.add(name)
             del self.registrars[name], self.plugins[name]
-            self._lists.pop(name, None)
             self._counts.forget(name)
             log.info("resource-retired", resource=name)
         for name in self._names:

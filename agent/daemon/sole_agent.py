@@ -49,6 +49,7 @@ class SoleAgent(Struct, frozen=True):
             "notes of hardware": node.history.notes.run,
             "Kubernetes": self.kubernetes.run,
             "CDI": node.cdi.run,
+            "DRA": node.dra.run,
         }
         if self.features is not None:
             parts["features"] = self.features.run

@@ -29,6 +29,7 @@ from agent.daemon.boot import HELD_BACK, list_when_found, wait_for_held
 from agent.daemon.configuration_swap import ConfigurationSwap
 from agent.daemon.control import AgentControl, Parts
 from agent.daemon.discovery_runner import DiscoveryRunner
+from agent.daemon.dra import Dra
 from agent.daemon.list_publisher import Publisher
 from agent.daemon.node import Node
 from agent.daemon.reload import Reloader
@@ -140,10 +141,13 @@ class Agent:
         lost_resources = LostResources(settings.pod_resources, settings.plugin_dir)
         allocator = Allocator(*giving, cdi=node.cdi, admission=admission, holder=self._pod_claims.holder)
         self._pod_claims.is_giving = allocator.is_giving
+        starter = Starter(inventory, ledger, backends, self._jobs, node, self._pod_claims.two_pods)
+        parts = node, backends, allocator, starter, problems
+        node.dra = Dra(config, node_name(), *parts, clock=clock, wall=wall)
         factory = PluginFactory(
             allocator,
             Preferences(inventory, backends, admission),
-            Starter(inventory, ledger, backends, self._jobs, node, self._pod_claims.two_pods),
+            starter,
             self._pod_claims,
             lost_resources,
             counts,
@@ -163,7 +167,9 @@ class Agent:
         # what everybody else is told, and asks for
         told = self._shortfall, node.keeper, kubernetes
         self._list_warnings = ListWarnings(inventory, self.discoverers, *told)
-        node.publisher = Publisher(node, self._serving, adopter, self._list_warnings, features, counts, kubernetes)
+        node.publisher = Publisher(
+            node, self._serving, adopter, self._list_warnings, features, counts, kubernetes, node.dra
+        )
         following = self._serving, adopter, self._list_warnings, kubernetes, self._jobs, node
         self._swap = ConfigurationSwap(config, self._discovery, inventory, *following)
         self._reloader = Reloader(self._swap, notifier, self._serving, problems)

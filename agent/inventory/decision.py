@@ -34,6 +34,7 @@ from agent.inventory.tombstones import (
     UNMAPPED,
     Holdings,
     beside,
+    claimed,
     elsewhere,
     given_to,
     is_same,
@@ -93,6 +94,14 @@ def decide(
     def is_for_one(it: Found) -> bool:
         return is_meant_for_one(it.device, placed.get(it))
 
+    def wrong_with(claim: Held, owner: Found) -> Health | None:
+        """Why the slot of a pod that has this device, or another in its place, is Unhealthy, however the device is."""
+        if not is_same(claim, owner.device):
+            return replaced(claim, owner.device)
+        if claim.claim is not None and selection.is_by_plugin(claim.resource):  # the kubelet would give it to a pod
+            return claimed(claim.claim)
+        return TROUBLES.get(claim.trouble) if claim.trouble and is_for_one(owner) else None
+
     def health_of_hardware(name: str) -> Health:
         known = health.get(name, HEALTHY)
         return known.to_holder if name in held.by_hardware else known
@@ -134,7 +143,7 @@ def decide(
             is_behind = owner is not None and is_same(claim, owner.device)
             home = owner if is_behind else next(iter(same), None)
             first[home] = min(*slots, first.get(home, slots[0]))
-            if owner is not None and (why := _wrong(claim, owner.device, is_for_one=is_for_one(owner))) is not None:
+            if owner is not None and (why := wrong_with(claim, owner)) is not None:
                 wrong.update(dict.fromkeys(slots, why))
             # 4a. It is a device's that has other IDs now: as many of them are kept back as pods have it so.
             for it in near:
@@ -193,7 +202,7 @@ def decide(
             home = max(there, key=lambda it: len(it.device.hardware & claim.hardware))
             states = {(state := health_of(it)).state: state for it in reversed(there)}
             device, said = home.device, states.get(State.UNHEALTHY) or states.get(State.DEGRADED) or HEALTHY
-            said = _wrong(claim, home.device, is_for_one=is_for_one(home)) or said
+            said = wrong_with(claim, home) or said
             said = said if crowded.isdisjoint(there) else CROWDED
         # 6b. Else it is a tombstone: of a resource that is configured no more,
         elif claim.resource not in selection.resources:
@@ -227,13 +236,6 @@ def _ref(it: Found) -> tuple[str, str, str, str]:
 
 def _share(claim: Held, it: Found) -> bool:
     return not claim.hardware.isdisjoint(it.device.hardware)
-
-
-def _wrong(claim: Held, device: Device, *, is_for_one: bool) -> Health | None:
-    """Why the slot of a pod that has this device, or another in its place, is Unhealthy, however the device is."""
-    if not is_same(claim, device):
-        return replaced(claim, device)
-    return TROUBLES.get(claim.trouble) if claim.trouble and is_for_one else None
 
 
 # --- health ---

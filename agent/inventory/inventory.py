@@ -59,7 +59,8 @@ class Inventory:
         self._held = Holdings()
         self._foreign = Holdings()
         self._lists: dict[str, Listing] = {name: Listing(name) for name in self.selection.resources}
-        self._ready: set[str] = set()
+        self.ready_kinds: set[str] = set()
+        """The backends whose devices are known."""
         self.revision = 0
         """Raised whenever other devices are there, or have other places, or other resources."""
         self.names_revision = 0
@@ -139,7 +140,7 @@ class Inventory:
 
     def ready(self, backend: str) -> None:
         """The backend has had its first scan, or its time for it is up: its resources may be listed."""
-        self._ready.add(backend)
+        self.ready_kinds.add(backend)
 
     def touch(self, resource: str) -> None:
         """Have this list sent again although nothing changed (it makes the kubelet write its checkpoint: A3)."""
@@ -184,7 +185,7 @@ class Inventory:
         """
         other.revision, other.names_revision = self.revision + 1, self.names_revision + 1
         other._empty = self._empty
-        other._ready = (self._ready & set(other.selection.kinds())) - unready
+        other.ready_kinds = (self.ready_kinds & set(other.selection.kinds())) - unready
         for name, listing in self._lists.items():
             other._lists.setdefault(name, Listing(name)).go_on_from(listing)
         vars(self).update(vars(other))
@@ -201,7 +202,7 @@ class Inventory:
         snapshots = []
         for name, listing in list(self._lists.items()):
             resource = self.selection.resources.get(name)
-            if listing.dirty and (resource is None or resource.spec.backend in self._ready):
+            if listing.dirty and (resource is None or resource.spec.backend in self.ready_kinds):
                 snapshots.append(listing.snapshot(now, self._index.sizes[name]))
             if resource is None and not listing.slots:
                 del self._lists[name]  # retired: its last claim has ended
@@ -213,7 +214,7 @@ class Inventory:
         self._empty = {
             name: self._empty.get(name, now)
             for name, it in self.selection.resources.items()
-            if it.template and it.spec.backend in self._ready and not self._lists[name].slots
+            if it.template and it.spec.backend in self.ready_kinds and not self._lists[name].slots
         }
         oldest = sorted(self._empty, key=self._empty.__getitem__)
         for n, name in enumerate(oldest):
@@ -495,7 +496,8 @@ class Inventory:
 
         Every Allocate asks, and a thousand tokens of one device are then not decided again for each.
         """
-        if (owner := self._owner(claim.slot)) is None or owner.lost or claim.trouble:
+        is_barred = claim.claim is not None and self.selection.is_by_plugin(claim.resource)
+        if (owner := self._owner(claim.slot)) is None or owner.lost or claim.trouble or is_barred:
             return False
         if owner.is_plain is None and owner.placed is not None:
             slots = self._lists[claim.resource].slots

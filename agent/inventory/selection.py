@@ -120,6 +120,10 @@ class Selection:
         """Is a resource in force to offer nothing while a pod holds an ID of it and nothing tells of which device?"""
         return (resource := self.resources.get(name)) is not None and resource.spec.adopt == "strict"
 
+    def is_by_plugin(self, name: str) -> bool:
+        """Is a resource in force served by the device plugin API?"""
+        return (resource := self.resources.get(name)) is not None and resource.spec.serve == "device-plugin"
+
     def comes_before(self, name: str, other: str) -> bool:
         """Is a resource, or a template, before another in the configuration?"""
         return self._order.get(name, 0) < self._order.get(other, 0)

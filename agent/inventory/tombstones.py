@@ -9,7 +9,7 @@ from typing import Final
 
 from agent.health.presence import PLUGGED
 from agent.inventory.selection import Found
-from agent.model import FORGOTTEN, TWO_PODS, Health, Held, SlotKey, State
+from agent.model import FORGOTTEN, TWO_PODS, Health, Held, ResourceClaim, SlotKey, State
 from agent.runtime.errors import some
 from backends.base import Device
 
@@ -29,6 +29,13 @@ TROUBLES: Final = {
 }  # fmt: skip
 """Of a slot for one pod, by the trouble of its claim."""
 CROWDED: Final = Health(State.UNHEALTHY, "held", "more pods hold the same hardware than may have it")
+
+
+def claimed(by: ResourceClaim) -> Health:
+    """Of an ID of a resource that is served by device plugin now, and that a ResourceClaim has from before."""
+    message = f"ResourceClaim {by.namespace}/{by.name} has it, by dynamic resource allocation"
+    return Health(State.UNHEALTHY, CROWDED.reason, message)
+
 
 NOT_SEEN: Final = "not-seen"
 """The reason that faces show instead while the backend could not look whether the device is there."""
@@ -79,7 +86,8 @@ class Holdings:
         """The claims, those of one device's tokens together: all that differs is the ID."""
         groups: defaultdict[tuple[Hashable, ...], list[Held]] = defaultdict(list)
         for it in self.by_slot.values():
-            groups[it.resource, it.hardware, it.identity, it.place, it.trouble].append(it)
+            of_whom = it.claim and (it.claim.namespace, it.claim.name)
+            groups[it.resource, it.hardware, it.identity, it.place, it.trouble, of_whom].append(it)
         return list(groups.values())
 
 

@@ -24,12 +24,13 @@ from agent.model import Held, Slot, SlotKey
 from agent.placement.admission import Admission
 from agent.runtime.chunked_work import in_slices
 from agent.runtime.errors import brief
-from backends.base import AllocationRefused, Backend, Device, Grant, Resource
+from backends.base import AllocationRefused, Backend, ContainerEdits, Device, Grant, Resource
 
 CLAIM_DEADLINE: Final = 10.0
 """Seconds a backend may take to make hardware ready; the kubelet's sync loop waits meanwhile (A4)."""
 
 _FAILED: Final = "could not be made ready"
+_AGAIN: Final = "The kubelet tries again by itself"
 
 log = structlog.get_logger()
 
@@ -74,6 +75,7 @@ class Allocator:
         self._under_way: set[SlotKey] = set()
         """What is for one pod, and being given to it."""
         self._claim = Kind("claim", _FAILED, "Create the pod again", claim_deadline)
+        self._claim_again = Kind("claim", _FAILED, _AGAIN, 3 * claim_deadline, waits_for_thread=True)
 
     def is_giving(self) -> bool:
         """Is anything being given that is for one pod?"""
@@ -114,20 +116,13 @@ class Allocator:
         self, name: str, grants: Sequence[Grant], told: Callable[[str], bool]
     ) -> tuple[wire.Encoded, Sequence[Grant]]:
         """Record the claims, make the hardware ready, and say what the container gets, with the grants as they are then."""
-        resource = self._configured(name)
-        kind = resource.spec.backend
+        kind = self._configured(name).spec.backend
         given = await in_slices(Held.of(name, it.id, kind, it.device) for it in grants)
         await self._record(given)
-        ready = None
-        while (now := self._configured(name)) != ready:  # a reload may have changed it while we waited
-            if now.spec.backend != kind:
-                raise AllocationRefused(f"{name} is of other devices since a moment ago. Create the pod again.")
-            await self._make_ready(now, grants, given)
-            resource = ready = now
+        resource = await self.make_ready(name, grants, given)
         grants = await self._all_still(name, grants, told)
-        backend = self._backends[kind]
+        edits = self.edits(resource, grants)
         with _blaming("edits", resource, grants):
-            edits = backend_answers.edits(ask(partial(backend.edits, resource, grants)))
             if self._cdi is not None:
                 edits = await self._cdi.answer(resource, grants, edits)
                 if self._configured(name) != resource:
@@ -135,6 +130,34 @@ class Allocator:
                 # a list may have gone out while the specification was written
                 await self._all_still(name, grants, told)
             return wire.encode_allocate([edits]), grants
+
+    async def make_ready(
+        self, name: str, grants: Sequence[Grant], given: Sequence[Held], *, is_asked_again: bool = False
+    ) -> Resource[Any]:
+        """Make the hardware of recorded claims ready, and look at it; the resource as it is then.
+
+        Where the kubelet asks again after a refusal, it also asks for many pods at once.
+
+        Raises:
+            AllocationRefused: with a sentence for the pod's owner.
+        """
+        ready = None
+        while (now := self._configured(name)) != ready:  # a reload may have changed it while we waited
+            if any(held.backend != now.spec.backend for held in given):
+                raise AllocationRefused(f"{name} is of other devices since a moment ago. Create the pod again.")
+            await self._make_ready(now, grants, given, self._claim_again if is_asked_again else self._claim)
+            ready = now
+        return ready
+
+    def edits(self, resource: Resource[Any], grants: Sequence[Grant]) -> ContainerEdits:
+        """What a container gets with these grants.
+
+        Raises:
+            AllocationRefused: with a sentence for the pod's owner.
+        """
+        with _blaming("edits", resource, grants):
+            backend = self._backends[resource.spec.backend]
+            return backend_answers.edits(ask(partial(backend.edits, resource, grants)))
 
     def _configured(self, name: str) -> Resource[Any]:
         if (resource := self._inventory.resource(name)) is None:
@@ -172,7 +195,9 @@ class Allocator:
             if slot is not None and slot.device is not None:
                 _refuse_another(name, grant, slot.device)
 
-    async def _make_ready(self, resource: Resource[Any], grants: Sequence[Grant], given: Sequence[Held]) -> None:
+    async def _make_ready(
+        self, resource: Resource[Any], grants: Sequence[Grant], given: Sequence[Held], kind: Kind
+    ) -> None:
         """Run the backend's `claim`, if it has one, once nothing else acts on the hardware; then look at the devices."""
         backend = self._backends[resource.spec.backend]
         with _blaming("needs_claim", resource, grants):
@@ -183,7 +208,7 @@ class Allocator:
         things = frozenset[Hashable]().union(*(held.things for held in given))
         if not (needs_claim or turns.is_taken(things)):
             return
-        async with self._jobs.job(self._claim, resource, [grant.id for grant in grants]) as job:
+        async with self._jobs.job(kind, resource, [grant.id for grant in grants]) as job:
             async with job.turn(things) as turn:
                 if needs_claim:
                     self._refuse_exchanged(resource.name, grants)  # while we waited for our turn

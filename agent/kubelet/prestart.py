@@ -80,8 +80,10 @@ class Starter:
         resource = self._inventory.resource(name)
         return None if resource is None or resource.spec.pre_start == "none" else self.start
 
-    async def start(self, name: str, ids: Sequence[str]) -> None:
+    async def start(self, name: str, ids: Sequence[str], *, resets: bool = False) -> None:
         """Look at the devices, and reset them where that is asked for, before a container with these IDs starts.
+
+        `resets` asks for it where the resource does not.
 
         Raises:
             AllocationRefused: it must not; the sentence is for the pod's owner.
@@ -90,20 +92,24 @@ class Starter:
             return  # the resource retires: its configuration is gone, and its pods may go on
         slots = [(name, device_id) for device_id in sorted(set(ids))]
         try:
-            await self._make_sure(resource, slots)
+            await self._make_sure(resource, slots, resets=resets or resource.spec.pre_start == "reset")
         except AllocationRefused as refusal:
             self._say(slots, refusal.sentence)
             raise
         self._say(slots, "")
 
-    async def _make_sure(self, resource: Resource[Any], slots: Sequence[SlotKey]) -> None:
+    async def _make_sure(self, resource: Resource[Any], slots: Sequence[SlotKey], *, resets: bool) -> None:
         if self._two_pods is not None:
             for slot in await self._two_pods(slots):
                 if self._inventory.is_for_one(slot):  # which of the two is to start, the kubelet does not say
                     raise _refusal(
                         slot, "is held by two pods, because the kubelet gave it out twice", "is one pod's alone"
                     )
-        resets = resource.spec.pre_start == "reset"
+        if resets and type(self._backends[resource.spec.backend]).prepare is Backend.prepare:
+            raise AllocationRefused(
+                f"{', '.join(_ids(slots))} of {resource.name} cannot be reset: the backend {resource.spec.backend!r} has no way "
+                "to. Ask for it without a reset."
+            )
         async with self._jobs.job(_RESET if resets else _CHECK, resource, _ids(slots)) as job:
             unseen = await self._look(job, resource, slots)
             if resets:

@@ -32,7 +32,7 @@ _FADES: Final = 300.0  # seconds without a try that failed, after which none is 
 _LASTS: Final = 3600.0  # seconds for which an Event that is refused is shown: as long as one is kept
 _CLOSING: Final = 1.0  # seconds that the end of a connection may take
 _THREADS: Final = 8  # the parts here need four at once; each that hangs takes one more
-_LACKING: Final = (
+LACKING: Final = (
     "the Python package httpx is not installed: install it where Fairlead is (pip install httpx), and restart Fairlead"
 )
 
@@ -134,9 +134,9 @@ class KubernetesParts:
         if not config.is_on:
             await anyio.sleep_forever()
         try:
-            client, identity = await self._workers.start(_load_client)
+            client, identity = await self._workers.start(load_client)
         except ImportError:
-            self._lacking.report_once(_LACKING)
+            self._lacking.report_once(LACKING)
             await anyio.sleep_forever()
         parts: list[tuple[bool, str, Callable[[Api], Awaitable[None]]]] = [
             (config.events, "Kubernetes' events", self._events.run),
@@ -148,8 +148,8 @@ class KubernetesParts:
                 if is_on:
                     who = partial(identity.read, config.kubeconfig.path)
                     connect = partial(client.ApiClient, who, self._workers, self._away, self._clock)
-                    connected = partial(_connected, connect, run)
-                    tasks.start_soon(partial(supervise, name, connected, problems=self._problems))
+                    part = partial(connected, connect, run)
+                    tasks.start_soon(partial(supervise, name, part, problems=self._problems))
             if config.drain_annotation:
                 tasks.start_soon(partial(supervise, "annotated drains", self._annotation.run, problems=self._problems))
 
@@ -186,16 +186,16 @@ async def excess_rights(config: KubernetesConfig, node: str) -> tuple[str, ...]:
     workers = Workers("kubernetes", limit=1)
     away = Problems().trouble("kubernetes", "the API server cannot be reached", "kubernetes-away")
     try:
-        client, identity = _load_client()
-        await _connected(lambda: client.ApiClient(partial(identity.read, None), workers, away), ask)
+        client, identity = load_client()
+        await connected(lambda: client.ApiClient(partial(identity.read, None), workers, away), ask)
     except ImportError as error:
-        raise FairleadError(_LACKING) from error
+        raise FairleadError(LACKING) from error
     finally:
         workers.close()
     return tuple(found)
 
 
-async def _connected(connect: Callable[[], Any], run: Callable[[Api], Awaitable[None]]) -> None:
+async def connected(connect: Callable[[], Any], run: Callable[[Api], Awaitable[None]]) -> None:
     """Run a part with a connection of its own."""
     api = connect()
     try:
@@ -205,7 +205,7 @@ async def _connected(connect: Callable[[], Any], run: Callable[[Api], Awaitable[
             await api.close()
 
 
-def _load_client() -> tuple[ModuleType, ModuleType]:
+def load_client() -> tuple[ModuleType, ModuleType]:
     """The client, with httpx and yaml, which most nodes can do without, and the event loop for 0.1 s."""
     from agent.kubernetes import client, identity  # noqa: PLC0415
 

@@ -17,11 +17,13 @@ from typing import Final, Self
 
 import anyio
 
+from agent.kubelet.api.v1 import ListPodResourcesResponse
 from agent.simulation.background_tasks import Background
 from agent.simulation.changes import Change, Feed, Kind, ResourceView
 from agent.simulation.clock import Clock
 from agent.simulation.device_manager import checkpoint
 from agent.simulation.device_manager.manager import DeviceManager
+from agent.simulation.dra import Drivers, keep_slices
 from agent.simulation.plugin_connections import Clients, Handler
 from agent.simulation.pod_admission import KubeletStoppedError, Pods, PodWorkers
 from agent.simulation.podresources import Lister
@@ -49,7 +51,8 @@ class _Process:
         self.pods = PodWorkers(k._pods, self.manager, self._background, k._feed, k._clock, k._rng, k._pod_delay)
         registration = Registration(k.plugin_dir, self.clients.connect, self._background, k._feed, k.version, k.gate)
         self._registration = KubeletSocket([registration], k.socket, k.before_listening)
-        lister = Lister(self.pods.resources, self.manager.views, k._clock)
+        self.drivers = Drivers(k.root, self._background, k._clock, k.wipe_slices) if k.serves_dra else None
+        lister = Lister(self._resources, self.manager.views, k._clock)
         self._pod_resources = KubeletSocket([lister], k.pod_resources_socket)
 
     async def open(self) -> None:
@@ -58,6 +61,14 @@ class _Process:
         await self._registration.open()
         await self._pod_resources.open()
         self.pods.resume()
+        if self.drivers is not None:
+            self.drivers.start()
+
+    def _resources(self) -> ListPodResourcesResponse:
+        listed = self.pods.resources()
+        if self.drivers is not None:
+            listed.pod_resources.extend(self.drivers.resources())
+        return listed
 
     async def stand_still(self) -> None:
         """Serve nothing more and act on nothing, with every connection to a plugin open."""
@@ -78,6 +89,8 @@ class _Process:
         self.clients.stop(kill=kill)
         await self.manager.stop()
         await self._background.stop()
+        if self.drivers is not None:
+            self.drivers.close()
 
 
 class Kubelet:
@@ -93,6 +106,7 @@ class Kubelet:
         disconnect_delay: seconds from a stream's end until the kubelet deals with it (A2).
         pod_delay: seconds of `clock` that each pod takes to become known after a restart (A5).
         before_listening: awaited between `kubelet.sock` appearing and listening (A6).
+        serves_dra: whether it looks for DRA drivers.
 
     `gate`, `before_listening` and `before_list`, which is awaited before each list is looked at and the next one read, may be
     exchanged at any time; the next start has them.
@@ -110,8 +124,12 @@ class Kubelet:
         disconnect_delay: float = DISCONNECT_DELAY,
         pod_delay: float = 0.0,
         before_listening: Callable[[], Awaitable[None]] = at_once,
+        serves_dra: bool = False,
     ) -> None:
         self.root = root
+        self.serves_dra = serves_dra
+        self.wipe_slices: Callable[[str | None], Awaitable[None]] = keep_slices
+        """Deletes the node's ResourceSlices, of one driver or of all; the next start has it."""
         self.plugin_dir = plugin_dir or root / "device-plugins"
         self.socket = self.plugin_dir / "kubelet.sock"
         self.pod_resources_socket = root / "pod-resources" / "kubelet.sock"
@@ -213,6 +231,13 @@ class Kubelet:
         held = (self.held(pod, container).items() for pod in active)
         users = Counter((resource, device) for each in held for resource, ids in each for device in ids)
         return {slot: number for slot, number in users.items() if number > 1}
+
+    @property
+    def drivers(self) -> Drivers:
+        """The DRA drivers of the process that runs, and the claims of its pods."""
+        found = self._running().drivers
+        assert found is not None, "it does not serve DRA"
+        return found
 
     def subscribe(self, listener: Callable[[Change], None]) -> Callable[[], None]:
         """Call `listener` with every change, at once; what is returned ends that."""

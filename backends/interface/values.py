@@ -245,6 +245,7 @@ Placement = Literal["spread", "pack"]
 PreStart = Literal["none", "check", "reset"]
 Edits = Literal["inline", "cdi", "both"]
 Adopt = Literal["lenient", "strict"]
+Serve = Literal["device-plugin", "dra"]
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -268,6 +269,8 @@ class ResourceSpec(Struct, Generic[Options], frozen=True):
     adopt: Adopt = "lenient"
     """What becomes of free devices while a pod holds some of the resource that nobody can map to any: they are offered, or
     none is ("strict")."""
+    serve: Serve = "device-plugin"
+    """By which of the kubelet's APIs pods get it: never by both."""
 
 
 class Resource(Struct, Generic[Options], frozen=True):

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec.structs import replace
 
 from agent.claims.ledger import MIN_AGE, REWRITE_AFTER, Ledger, Traced
-from agent.model import FORGOTTEN, TWO_PODS, Held, SlotKey
+from agent.model import FORGOTTEN, TWO_PODS, Held, ResourceClaim, SlotKey
 from tests.fakes import KIND, device, held
 
 A, B = "a.example/one", "b.example/two"
@@ -37,6 +37,26 @@ def test_a_claim_ends_when_a_list_and_then_a_newer_checkpoint_leave_it_out() -> 
     assert ledger.checkpoint(NOBODY, (2,)) == [X]
     assert ledger.held() == []
     assert not ledger.ending()
+
+
+BY_CLAIM = replace(held(A, "by-claim", device("gpu")), claim=ResourceClaim("uid-1", "team", "train", "pool", "gpu"))
+
+
+def test_what_was_given_for_a_resource_claim_ends_when_that_is_unprepared_whatever_both_witnesses_lack() -> None:
+    ledger = old_ledger(X, BY_CLAIM)
+    listed(ledger, NOBODY)
+    assert ledger.checkpoint(NOBODY, (2,)) == [X]
+    assert ledger.known({}, running=frozenset({"u"}), lost=True) == []
+    assert ledger.held() == [BY_CLAIM]
+    assert ledger.prepared("uid-1") == [BY_CLAIM]
+    assert ledger.unprepared("uid-1") == [BY_CLAIM]
+    assert not ledger.holds(*BY_CLAIM.hardware)
+    assert ledger.unprepared("uid-1") == []
+
+
+def test_a_checkpoint_without_a_prepared_claim_is_no_reason_to_look_for_pods_that_run() -> None:
+    ledger = old_ledger(replace(BY_CLAIM, pods=frozenset({"u"})))
+    assert not ledger.misses({})
 
 
 def test_absence_from_lists_alone_ends_nothing() -> None:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from agent.config import AgentConfig, Config, load
-from agent.config.model import HttpConfig, KubernetesConfig
+from agent.config.model import DraConfig, HttpConfig, KubernetesConfig
 from agent.config.resources import RESOURCE_KEYS
 from backends import registry
 from backends.base import Host
@@ -44,11 +44,18 @@ def test_the_example_is_valid_and_so_names_no_unknown_key_with_every_setting_in_
 def test_what_is_commented_out_shows_the_defaults(everything: Config) -> None:
     assert (everything.agent, everything.host, everything.http.is_on) == (AgentConfig(), Host(), False)
     assert everything.kubernetes == KubernetesConfig()
+    assert everything.dra == DraConfig()
 
 
 @pytest.mark.parametrize(
     ("table", "record"),
-    [("agent", AgentConfig), ("host", Host), ("http", HttpConfig), ("kubernetes", KubernetesConfig)],
+    [
+        ("agent", AgentConfig),
+        ("host", Host),
+        ("http", HttpConfig),
+        ("kubernetes", KubernetesConfig),
+        ("dra", DraConfig),
+    ],
 )
 def test_the_example_names_every_key_of_a_table(table: str, record: Any) -> None:
     assert list(tomllib.loads(_all_settings())[table]) == [field.name for field in msgspec.structs.fields(record)]

@@ -128,6 +128,31 @@ def test_where_pods_are_placed_and_what_is_done_before_they_start_are_read(load_
     assert [it.spec.adopt for it in (default, *others)] == ["lenient", "strict", "lenient"]
 
 
+def test_a_resource_says_by_which_api_pods_get_it(load_text: Load) -> None:
+    config = load_text(
+        _ODD + _ODD.replace("a.b/odd", "a.b/claimed") + 'serve = "dra"\n[dra]\nno_execute = ["a.b/claimed"]\n'
+    )
+    assert [it.spec.serve for it in config.resources] == ["device-plugin", "dra"]
+    assert config.uses_dra
+    assert config.dra.no_execute == ("a.b/claimed",)
+    assert not load_text(_ODD).uses_dra
+
+
+@pytest.mark.parametrize(
+    ("written", "sentence"),
+    [
+        ('driver = "Fairlead"', "dra.driver: 'Fairlead' is no driver's name"),
+        (f'driver = "{"a" * 64}"', "is no driver's name: at most 63"),
+        ('no_execute = ["a.b/odd"]', "dra.no_execute[0]: there is no resource with serve = 'dra' 'a.b/odd'"),
+        ("no_execute_most = 0", "dra.no_execute_most: "),
+    ],
+)
+def test_what_would_serve_nobody_or_evict_nobody_is_a_mistake(load_text: Load, written: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_text(f"{_ODD}[dra]\n{written}\n")
+    assert sentence in str(raised.value)
+
+
 def test_an_empty_file_means_the_defaults_and_no_resources(load_text: Load, file: Path) -> None:
     assert replace(load_text(""), read_at=0.0) == Config(source=file)
 

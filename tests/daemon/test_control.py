@@ -15,7 +15,8 @@ from agent.daemon.reporting import list_warnings
 from agent.daemon.supervisor import Agent
 from agent.health import Statement
 from agent.history import recorder
-from agent.model import Health, Slot, Snapshot, State
+from agent.model import Health, ResourceClaim, Slot, Snapshot, State
+from agent.model import Held as Claimed
 from backends.base import Clears, Discovery, Signal, Verdict
 from tests.daemon.node import TOY, Node, pod, toys
 from tests.daemon.test_supervisor_health import CARDS, Cards, cards, xid
@@ -122,6 +123,17 @@ async def test_who_holds_what_is_told_once_the_kubelet_has_said_it(node: Node) -
         await agent._pod_claims.ask()
         assert (await shown(agent)).devices[0].held == (Held("stub-0", (Holder("default", "p", "app"),)),)
         assert agent.control.explain("stub-0").held == (await shown(agent)).devices[0].held
+
+
+async def test_who_has_a_device_by_a_resource_claim_is_told_with_the_claim(node: Node) -> None:
+    async with node.running(toys(1)) as agent:
+        await node.has(TOY, healthy=1)
+        (found,) = agent.inventory.devices("stub")
+        claim = ResourceClaim("claim-uid", "team", "train", "pool", "stub-0")
+        held = replace(Claimed.of(TOY, "stub-0", "stub", found), pods=frozenset({"pod-uid"}), claim=claim)
+        await agent.node.allocated([held])
+        (shown_held,) = (await shown(agent)).devices[0].held
+        assert [str(it) for it in shown_held.holders] == ["the pod with the UID pod-uid (by ResourceClaim train)"]
 
 
 async def test_devices_are_drawn_once_for_each_list(node: Node) -> None:

@@ -115,7 +115,7 @@ class House:
         self.node.tasks = tasks
         self.told = Told()
         others: Any = self.told
-        self.node.pod_claims = self.node.resumer = self.node.cdi = self.node.history = others
+        self.node.pod_claims = self.node.resumer = self.node.cdi = self.node.dra = self.node.history = others
 
     async def sleep(self, due: float | None, woken: asyncio.Event, _clock: Callable[[], float]) -> None:
         self.deadline = due
@@ -253,4 +253,4 @@ async def test_a_claim_has_the_kubelet_asked_and_its_end_ends_all_that_is_being_
         assert house.told.all == ["allocated"]
         house.node.released([claim])
         house.node.claims_asked()
-        assert house.told.all[1:] == [["a"], (CARDS,), "asked"]
+        assert house.told.all[1:] == [["a"], (CARDS,), (CARDS,), "asked"]

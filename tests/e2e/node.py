@@ -86,9 +86,9 @@ class Node:
     # --- the agent ---
 
     def config(self, *resources: str, **settings: str) -> Path:
-        """A configuration file; `settings` are of [agent]; `dev`, `sys` and `proc` where the agent sees those."""
+        """A configuration file; `settings` are of [agent]; `dev`, `sys`, `proc` and `run` where the agent sees those."""
         host = {"dev": str(self.dev)} | {
-            name: settings.pop(name) for name in ("dev", "sys", "proc") if name in settings
+            name: settings.pop(name) for name in ("dev", "sys", "proc", "run") if name in settings
         }
         agent = {
             "plugin_dir": str(self.plugin_dir),

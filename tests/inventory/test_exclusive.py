@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.inventory.inventory import Inventory
-from agent.model import Held
+from agent.model import Held, ResourceClaim
 from backends.base import Device
 from backends.chardev.bundles import Matches, pair
 from tests.fakes import KIND, Fake, device, held, resource
@@ -51,6 +52,22 @@ def test_the_name_that_a_pod_knows_goes_before_the_first() -> None:
     it.claim([held(A, "b", lone("b", "node"))])
     look(it, lone("b", "node"), lone("a", "node"))
     assert shown(it) == {"b": "Healthy"}
+
+
+def test_what_a_resource_claim_has_is_given_to_no_pod_once_its_resource_is_served_by_device_plugin() -> None:
+    by_claim = replace(held(A, "a", lone("a", "node")), claim=ResourceClaim("u", "team", "train", "pool", "a"))
+    by_dra = replace(resource(A), spec=replace(resource(A).spec, serve="dra"))
+    before = Inventory([by_dra], {KIND: Fake(by_dra)})
+    before.ready(KIND)
+    look(before, lone("a", "node"), lone("b", "other"))
+    before.claim([by_claim])
+    assert shown(before) == {"a": "Healthy", "b": "Healthy"}
+    it = inventory(lone("a", "node"), lone("b", "other"))
+    it.claim([by_claim])
+    assert shown(it) == {"a": "held", "b": "Healthy"}
+    assert "ResourceClaim team/train has it" in it.slots(A)["a"].health.message
+    it.unclaim([by_claim])
+    assert shown(it) == {"a": "Healthy", "b": "Healthy"}
 
 
 def test_one_that_is_not_exclusive_to_one_device_may_be_in_others() -> None:

@@ -181,6 +181,15 @@ def test_a_pod_list_is_read_as_betterproto_wrote_it(pods: Any) -> None:
 
 
 @quick
+@given(text, st.lists(text.filter(bool), max_size=2))
+def test_what_a_container_has_by_resource_claims_is_read_as_betterproto_wrote_it(claim: str, cdi: list[str]) -> None:
+    by_claim = [v1.DynamicResource(claim, "ns", [v1.ClaimResource([v1.CdiDevice(it)], "d", "p", "n") for it in cdi])]
+    container = v1.ContainerResources("c", dynamic_resources=by_claim)
+    written = v1.ListPodResourcesResponse([v1.PodResources("pod", "ns", [container])])
+    assert read_pods(bytes(written)) == (PodDevices("ns", "pod", "c", claim=claim, cdi_devices=tuple(cdi)),)
+
+
+@quick
 @given(st.lists(st.tuples(text, st.lists(text, max_size=2)), max_size=4))
 def test_what_can_be_given_out_is_read_as_betterproto_wrote_it(entries: list[tuple[str, list[str]]]) -> None:
     written = v1.AllocatableResourcesResponse([v1.ContainerDevices(name, ids) for name, ids in entries])

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -531,6 +531,8 @@ class PodClaims:
             return None
         self._silent[_PODRESOURCES].healed()
         before, now = self.holders, _holders(pods)
+        for held, who in _claimants(pods, self._ledger.held()):
+            now[held.slot] = (*now.get(held.slot, ()), who)
         forgotten = (slot for slot in self._ledger.forgotten() if slot in before and slot not in now)
         self.holders = now | {slot: before[slot] for slot in forgotten}
         return set(now)
@@ -555,6 +557,17 @@ async def _answer(pods: Pods, entries: Sequence[CheckpointEntry]) -> Answer:
         trace = Trace(trace.nodes | given.nodes, trace.names | given.names)
         slots |= entry.slots()
     return Answer(pods, trace, slots, len(entries))
+
+
+def _claimants(pods: Iterable[PodDevices], held: Iterable[Held]) -> Iterator[tuple[Held, PodDevices]]:
+    """What was given for ResourceClaims, with each container that has it by such a claim."""
+    by_claim: defaultdict[tuple[str, str], list[PodDevices]] = defaultdict(list)
+    for entry in pods:
+        if entry.claim:
+            by_claim[entry.namespace, entry.claim].append(entry)
+    for it in held if by_claim else ():
+        if it.claim is not None:
+            yield from ((it, who) for who in by_claim.get((it.claim.namespace, it.claim.name), ()))
 
 
 def _holders(pods: Iterable[PodDevices]) -> dict[SlotKey, tuple[PodDevices, ...]]:

@@ -11,16 +11,25 @@ from pathlib import Path
 
 import anyio
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.claims.ledger import MIN_AGE, Ledger
-from agent.kubelet.api.v1 import ContainerDevices, ContainerResources, ListPodResourcesResponse, PodResources
+from agent.kubelet.api.v1 import (
+    CdiDevice,
+    ClaimResource,
+    ContainerDevices,
+    ContainerResources,
+    DynamicResource,
+    ListPodResourcesResponse,
+    PodResources,
+)
 from agent.kubelet.pods import checkpoint
 from agent.kubelet.pods import pod_claims as module
 from agent.kubelet.pods.checkpoint import FILE_NAME
 from agent.kubelet.pods.pod_claims import PodClaims
 from agent.kubelet.transport.server import SocketServer
-from agent.model import Held
+from agent.model import Held, ResourceClaim
 from agent.simulation.changes import Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.pods import Container, Pod
@@ -77,6 +86,7 @@ class Pods:
 
     def __init__(self) -> None:
         self.ids: list[tuple[str, str]] = []
+        self.claims: list[str] = []
         self.fails = False
         self.asked = 0
 
@@ -92,7 +102,8 @@ class Pods:
         if self.fails:
             raise GRPCError(Status.UNKNOWN, "not now")
         found = [ContainerDevices(resource, [device_id]) for resource, device_id in self.ids]
-        reply = ListPodResourcesResponse([PodResources("pod", "default", [ContainerResources("c", found)])])
+        by_claim = [DynamicResource(name, "default", [ClaimResource([CdiDevice("k=d")])]) for name in self.claims]
+        reply = ListPodResourcesResponse([PodResources("pod", "default", [ContainerResources("c", found, by_claim)])])
         await stream.send_message(reply)  # type: ignore[attr-defined]
 
 
@@ -168,6 +179,23 @@ async def test_a_claim_ends_when_both_leave_it_out_the_checkpoint_last(house: Ho
     house.write()
     await house.ask(after=1)
     assert (house.holds, house.ended) == ([], ["a"])
+
+
+async def test_the_pod_that_has_a_device_by_a_resource_claim_is_named_and_its_claim_is_not_judged(
+    house: House, pods: Pods
+) -> None:
+    by_claim = replace(held("a", "toy:a"), claim=ResourceClaim("uid-1", "default", "train", "pool", "a"))
+    house.ledger.allocate([by_claim], house.now)
+    pods.claims = ["another", "train"]
+    house.write("b")
+    await house.ask(after=MIN_AGE)
+    assert house.witnesses.pods(by_claim.slot) == ["default/pod"]
+    pods.claims = []
+    await house.ask(after=MIN_AGE)
+    house.write("b")
+    await house.ask(after=MIN_AGE)
+    assert "a" in house.holds
+    assert house.witnesses.pods(by_claim.slot) == []
 
 
 async def test_a_young_claim_is_not_judged(house: House, pods: Pods) -> None:

@@ -42,6 +42,32 @@ class PodResources(betterproto.Message):
 class ContainerResources(betterproto.Message):
     name: str = betterproto.string_field(1)
     devices: List["ContainerDevices"] = betterproto.message_field(2)
+    dynamic_resources: List["DynamicResource"] = betterproto.message_field(5)
+
+
+@dataclass(eq=False, repr=False)
+class DynamicResource(betterproto.Message):
+    """
+    What a container has by a ResourceClaim; one that several drivers serve has an entry for each device.
+    """
+
+    claim_name: str = betterproto.string_field(2)
+    claim_namespace: str = betterproto.string_field(3)
+    claim_resources: List["ClaimResource"] = betterproto.message_field(4)
+
+
+@dataclass(eq=False, repr=False)
+class ClaimResource(betterproto.Message):
+    cdi_devices: List["CdiDevice"] = betterproto.message_field(1)
+    driver_name: str = betterproto.string_field(2)
+    pool_name: str = betterproto.string_field(3)
+    device_name: str = betterproto.string_field(4)
+    share_id: Optional[str] = betterproto.string_field(5, optional=True)
+
+
+@dataclass(eq=False, repr=False)
+class CdiDevice(betterproto.Message):
+    name: str = betterproto.string_field(1)
 
 
 @dataclass(eq=False, repr=False)

@@ -1,0 +1,299 @@
+"""Runs dynamic resource allocation once a resource is served by it, and keeps resources from being served by both APIs.
+
+Nothing of it is imported before. A resource that changes from one API to the other is served by device plugin only once the API
+server has no slice of it any more. Which it may have is kept on disk, for a start with another configuration.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+from msgspec import Struct
+
+from agent.config import Config
+from agent.config.model import DraConfig
+from agent.daemon.node import Node
+from agent.kubelet.allocation import Allocator
+from agent.kubelet.prestart import Starter
+from agent.kubernetes.api import Api, ApiError, pause, read
+from agent.kubernetes.runner import LACKING, connected, load_client
+from agent.runtime.supervision.problems import Problems
+from agent.runtime.supervision.restarts import supervise
+from agent.runtime.workers import Workers
+from backends.base import Backend
+from backends.errors import reason_of
+from backends.linux import files
+
+if TYPE_CHECKING:
+    from agent.dra.driver import Driver
+    from agent.dra.publisher import Publisher
+
+RECORD: Final = "dra.json"
+"""In `state_dir`: of which resources the API server may have devices, and who we are to it."""
+
+_MOST_BYTES: Final = 1 << 20  # of that file
+_THREADS: Final = 5  # three connections that read their credentials, the file, and one that hangs
+
+
+class _Record(Struct, frozen=True):
+    """What `RECORD` has."""
+
+    driver: str
+    node: str
+    kubeconfig: str
+    resources: tuple[str, ...] = ()
+
+
+class Dra:
+    """The door to dynamic resource allocation for the rest of the daemon."""
+
+    follow: Callable[[], None]
+    """Has the resources followed that are to be served by device plugin; they may be others."""
+
+    def __init__(
+        self,
+        config: Config,
+        called: str,
+        node: Node,
+        backends: Mapping[str, Backend[Any]],
+        allocator: Allocator,
+        starter: Starter,
+        problems: Problems,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            config: what is configured.
+            called: this node's name where the configuration does not say one.
+            node: what is there, and who holds it.
+            backends: those in force at any time, by their kinds.
+            allocator: gives devices to containers.
+            starter: makes hardware ready for them.
+            problems: is told what fails.
+            clock: monotonic seconds.
+            wall: seconds since the epoch.
+        """
+        self._config, self._called, self._file = config, called, config.agent.state_dir / RECORD
+        self._house, self._inventory, self._backends = node, node.inventory, backends
+        self._giving = allocator, starter
+        self._problems, self._clock, self._wall = problems, clock, wall
+        self._record = _read(self._file)
+        self._publisher: Publisher | None = None
+        self._driver: Driver | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._workers = Workers("dra", limit=_THREADS)
+        self._away = problems.trouble(
+            "DRA", "Kubernetes' API server cannot be reached", "dra-api-away", "dra-api-answers",
+            then="trying again; pods keep what they have, and no pod gets a device by DRA meanwhile",
+        )  # fmt: skip
+        self._lacking = problems.trouble("DRA", 'no resource with serve = "dra" is offered', "dra-client-missing")
+        self._unkept = problems.trouble("DRA", f"{self._file} cannot be written", "dra-record-unwritten")
+
+    # --- what the others ask ---
+
+    def by_plugin(self, names: Iterable[str]) -> list[str]:
+        """Those of these resources that are served by device plugin."""
+        offered = self._record.resources if self._record else ()
+        return [name for name in names if name not in offered and not self.serves(name)]
+
+    def serves(self, name: str) -> bool:
+        """Is a resource served by DRA? One that retires is what it was: it has only what pods hold."""
+        if (resource := self._inventory.resource(name)) is not None:
+            return resource.spec.serve == "dra"
+        return all(it.claim is not None for it in self._inventory.claims(name).values())
+
+    def is_offered(self, name: str) -> bool:
+        """Has the API server the devices of a resource?"""
+        return self._publisher is not None and self._publisher.is_offered(name)
+
+    @property
+    def is_registered(self) -> bool:
+        """Does the kubelet ask us to prepare claims?"""
+        return self._driver is not None and self._driver.registered
+
+    def complaint(self, name: str) -> str:
+        """Why no pod gets devices of a resource that is served so; empty if they do."""
+        if not self.serves(name) or self._inventory.resource(name) is None:
+            return ""
+        return self._driver.complaint if self._driver is not None else ""
+
+    def changed(self, resources: Iterable[str]) -> None:
+        """Lists of these resources have changed, or claims on them."""
+        if self._publisher is not None:
+            self._publisher.changed(resources)
+        if self._driver is not None:
+            self._driver.changed()
+
+    def configure(self, config: Config) -> None:
+        """Take up a changed configuration."""
+        before, self._config = self._config, config
+        if (before.dra, before.uses_dra) != (config.dra, config.uses_dra):
+            for trouble in (self._away, self._lacking, self._unkept):
+                trouble.healed()
+            if self._scope is not None:
+                self._scope.cancel()
+        elif self._publisher is not None:
+            self._publisher.changed()
+
+    # --- running ---
+
+    async def run(self) -> None:
+        """Run it while it is needed, until cancelled."""
+        self._record = _read(self._file)  # the agent before us may have changed it; a few bytes
+        try:
+            while True:
+                with anyio.CancelScope() as self._scope:
+                    await self._serve()
+        finally:
+            self._workers.close()
+
+    async def _serve(self) -> None:
+        """Offer what is configured, withdraw what another configuration offered, and serve what pods have, until cancelled."""
+        record = self._record
+        mine = self._who(self._config.dra) if self._config.uses_dra else None
+        has_claims = any(it.claim is not None for it in self._house.ledger.held())
+        if record is None and mine is None and not has_claims:
+            await anyio.sleep_forever()
+        try:
+            self._loaded = await self._workers.start(_load)
+        except ImportError:
+            self._lacking.report_once(LACKING)
+            await anyio.sleep_forever()
+        async with anyio.create_task_group() as tasks:
+            if mine is not None or has_claims:  # of which the kubelet tells the end, whatever is configured now
+                who = mine or record or self._who(self._config.dra)
+                self._start(tasks, who, "DRA", partial(self._drive, who))
+            if record is not None and (mine is None or msgspec.structs.replace(record, resources=()) != mine):
+                await self._withdraw(record)
+            if mine is not None:
+                self._record = record = self._record or mine
+                await self._publish(record)
+            await anyio.sleep_forever()
+
+    async def _drive(self, who: _Record, api: Api) -> None:
+        """Serve the kubelet, until cancelled."""
+        from agent.dra.driver import Driver, DriverConfig  # noqa: PLC0415  # `_load` has loaded it
+        from agent.dra.preparation import House  # noqa: PLC0415
+        from agent.dra.publisher import API  # noqa: PLC0415
+
+        async def claim(namespace: str, name: str) -> Mapping[str, Any]:
+            path = f"{API}/namespaces/{namespace}/resourceclaims/{name}"
+            return read(await api.call("GET", path), dict[str, Any])
+
+        node, agent = self._house, self._config.agent
+        parts = node, node.ledger, self._inventory, self._backends, *self._giving, node.cdi
+        driver = self._driver = Driver(
+            DriverConfig(who.driver, who.node, agent.kubelet_root),
+            House(self._config.host, *parts, agent.pod_resources),
+            claim,
+            lambda: [name for name in self._inventory.names() if self.serves(name)],
+            self._problems,
+            wall=self._wall,
+        )
+        try:
+            await driver.run()
+        finally:
+            self._driver = None
+
+    async def _publish(self, record: _Record) -> None:
+        """Keep the API server's slices as the devices are, until cancelled."""
+        publisher = self._publisher = self._made(record, self._config.dra)
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._start(tasks, record, "DRA's slices", publisher.run)
+                self._start(tasks, record, "watch of DRA's slices", publisher.watch)
+        finally:
+            self._publisher = None
+            for trouble in publisher.troubles:
+                trouble.healed()
+
+    def _start(self, tasks: TaskGroup, who: _Record, part: str, run: Callable[[Api], Awaitable[None]]) -> None:
+        """Start a part with a connection of its own."""
+        connect = partial(connected, partial(self._connect, who), run)
+        tasks.start_soon(partial(supervise, part, connect, problems=self._problems))
+
+    def _who(self, config: DraConfig) -> _Record:
+        # plain texts: msgspec writes no others
+        return _Record(str(config.driver), config.node or self._called, str(config.kubeconfig))
+
+    def _made(self, record: _Record, config: DraConfig) -> Publisher:
+        """A publisher of what this record names."""
+        from agent.dra.publisher import Publisher, Settings  # noqa: PLC0415
+        from agent.dra.slices import Eviction  # noqa: PLC0415
+
+        eviction = Eviction(config.no_execute_after, config.no_execute_most)
+        settings = Settings(record.driver, record.node, frozenset(config.no_execute), eviction)
+        known = self._inventory, self._backends, self._problems, record.resources
+        return Publisher(settings, *known, self._keep, clock=self._clock, wall=self._wall)
+
+    def _connect(self, record: _Record) -> Any:
+        """A connection to the API server."""
+        client, identity = self._loaded
+        who = partial(identity.read, Path(record.kubeconfig) if record.kubeconfig else None)
+        return client.ApiClient(who, self._workers, self._away, self._clock)
+
+    async def _withdraw(self, record: _Record) -> None:
+        """Delete all that an earlier configuration offered; as long as that cannot be done, nobody else offers it."""
+        publisher, failures = self._made(record, self._config.dra), 0
+        trouble = self._problems.trouble(
+            "DRA", f"ResourceSlices of {record.driver} are not deleted", "dra-slices-left",
+            then=f"trying again; until then these are not served by device plugin: {', '.join(record.resources)}",
+        )  # fmt: skip
+        while True:
+            try:
+                await connected(partial(self._connect, record), publisher.withdraw)
+                break
+            except ApiError as error:
+                trouble.report_once(error.sentence)
+                failures += 1
+                await anyio.sleep(pause(failures))
+        trouble.healed()
+        await self._keep(frozenset())
+        self._record = None
+
+    async def _keep(self, offered: frozenset[str]) -> None:
+        """Keep of which resources the API server may have devices."""
+        assert self._record is not None
+        is_less = not offered.issuperset(self._record.resources)
+        self._record = msgspec.structs.replace(self._record, resources=tuple(sorted(offered)))
+        try:
+            await self._workers.start(partial(_write, self._file, self._record if offered else None))
+        except OSError as error:
+            self._unkept.report_once(reason_of(error))
+        else:
+            self._unkept.healed()
+        if is_less:
+            self.follow()
+
+
+def _load() -> tuple[ModuleType, ModuleType]:
+    """Load what most nodes can do without, and the event loop for 0.3 s; the API server's client, and who we are to it."""
+    from agent.dra import driver, publisher  # noqa: F401, PLC0415
+
+    return load_client()
+
+
+def _read(file: Path) -> _Record | None:
+    """What an earlier run kept, if anything."""
+    try:
+        return msgspec.json.decode(files.read(file, _MOST_BYTES), type=_Record)
+    except (OSError, msgspec.MsgspecError):  # of what a person wrote there nothing follows
+        return None
+
+
+def _write(file: Path, record: _Record | None) -> None:
+    if record is None:
+        file.unlink(missing_ok=True)
+    else:
+        files.replace(file, msgspec.json.encode(record))

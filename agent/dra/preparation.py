@@ -1,0 +1,464 @@
+"""Prepares ResourceClaims: reads them from the API server, gives their devices, makes hardware ready, writes their CDI files.
+
+All of it can be done again at any time: the kubelet repeats calls after errors, after its own restart and after a boot. What
+was prepared in this boot is not prepared twice, since a pod may run with it. The record is the ledger: it outlives restarts
+of ours, and what it says of a claim is enough to unprepare it without the API server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+import anyio
+import structlog
+from msgspec import Struct
+
+from agent.cdi.claim_files import UID, ClaimFiles
+from agent.cdi.on_demand import Cdi
+from agent.claims.ledger import Ledger, names_of
+from agent.discovery.sources.base import boot_id
+from agent.dra import claims
+from agent.dra.claims import Allocated, Candidate, Given
+from agent.dra.names import pool_name
+from agent.dra.slices import Offer, entries, named
+from agent.inventory.decision import is_meant_for_one
+from agent.inventory.inventory import Inventory
+from agent.inventory.selection import Found
+from agent.kubelet.allocation import Allocator
+from agent.kubelet.pods.podresources import PodResourcesError, list_pods
+from agent.kubelet.prestart import Starter
+from agent.kubernetes.api import ApiError
+from agent.model import HEALTHY, Held, ResourceClaim
+from agent.runtime import running_time
+from agent.runtime.errors import words
+from agent.runtime.workers import NoWorkerError, Workers
+from backends.base import AllocationRefused, Backend, ContainerEdits, Host, Mount
+
+T = TypeVar("T")
+
+_WRITE_DEADLINE: Final = 10.0  # seconds that the disk may take; the kubelet waits 45 for all of it (D3)
+_LIST_DEADLINE: Final = 5.0  # seconds
+_FIRST_COLLECTION: Final = 2.0  # seconds that the start waits for the kubelet, the API server and the disk
+_COLLECT_AGAIN: Final = 10.0  # seconds before a kubelet or an API server that did not answer is asked again
+_THREADS: Final = 2
+_METADATA: Final = "dra-device-metadata"  # as the helper of Go drivers calls it (kubeletplugin/metadata.go)
+_AGAIN: Final = "The kubelet tries again by itself"
+
+log = structlog.get_logger()
+
+ReadClaim = Callable[[str, str], Awaitable[Mapping[str, Any]]]
+"""The ResourceClaim of this namespace and name, as the API server has it; raises ApiError, of status 404 if there is none."""
+
+
+class Node(Protocol):
+    """The part of the daemon that hears of claims."""
+
+    async def allocated(self, given: Sequence[Held]) -> None:
+        """Put what is about to be given into the ledger; returns when that is kept."""
+
+    async def unprepared(self, ended: Sequence[Held]) -> None:
+        """Undo what was done for these, which the ledger has dropped; returns when that is kept."""
+
+
+class House(Struct, frozen=True):
+    """The parts of the daemon that a driver needs."""
+
+    host: Host
+    node: Node
+    ledger: Ledger
+    inventory: Inventory
+    backends: Mapping[str, Backend[Any]]
+    """Those in force, by their kinds."""
+    allocator: Allocator
+    starter: Starter
+    cdi: Cdi
+    pod_resources: Path
+    """The kubelet's podresources socket."""
+
+
+class Called(Struct, frozen=True):
+    """A ResourceClaim, as the kubelet names it."""
+
+    uid: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"ResourceClaim {self.namespace}/{self.name}"
+
+
+class Ready(Struct, frozen=True):
+    """A device that is prepared."""
+
+    request: str
+    pool: str
+    device: str
+    share: str
+    cdi_devices: tuple[str, ...]
+
+
+class Preparer:
+    """Prepares and unprepares the claims of one driver."""
+
+    def __init__(
+        self,
+        driver: str,
+        node: str,
+        house: House,
+        claim: ReadClaim,
+        serves: Callable[[], Iterable[str]],
+        directory: Path,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            driver: its name.
+            node: the Node's name, as the pools have it.
+            house: the daemon's parts.
+            claim: asks the API server for a claim.
+            serves: names the resources that are served by dynamic resource allocation now.
+            directory: of files of ours, which the kubelet and container runtimes see at the same path.
+        """
+        self._driver, self._node, self._house, self._claim, self._serves = driver, node, house, claim, serves
+        self._files = ClaimFiles(house.host, driver, directory / _METADATA)
+        self._workers = Workers("CDI of claims", _THREADS)
+        self._rooms = asyncio.Semaphore(_THREADS)
+        self._boot = boot_id(house.host)
+        self._prepared: set[str] = set()
+        """UIDs of the claims that are ready since this boot."""
+        self._touched: set[str] = set()
+        """UIDs of the claims that the kubelet has called us for."""
+        self._giving: set[tuple[str, str]] = set()
+        """Slots that are being given, and perhaps not in the ledger yet."""
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._is_collected = False
+        self._found: tuple[int, Mapping[str, Mapping[str, Found]]] = (-1, {})
+
+    def close(self) -> None:
+        """End the idle threads."""
+        self._workers.close()
+
+    def pools(self) -> dict[str, str]:
+        """Pool → its resource, of what is served now."""
+        return {pool_name(self._node, name): name for name in self._serves()}
+
+    def devices(self, resource: str) -> Mapping[str, Found]:
+        """The devices of a resource by their names in its pool."""
+        revision, found = self._found
+        if revision != self._house.inventory.revision:
+            by_resource: defaultdict[str, list[Found]] = defaultdict(list)
+            for it in self._house.inventory.placed():
+                if it.placed is not None:
+                    by_resource[it.placed.resource].append(it)
+            found = {name: named(those) for name, those in by_resource.items()}
+            self._found = self._house.inventory.revision, found
+        return found.get(resource, {})
+
+    # --- prepare ---
+
+    async def prepare(self, called: Called) -> list[Ready]:
+        """Make the devices of a claim ready for its pods.
+
+        Raises:
+            AllocationRefused: with a sentence for the pod's owner; the kubelet asks again.
+        """
+        _check_uid(called)
+        async with self._lock(called.uid):
+            self._touched.add(called.uid)
+            try:
+                allocated = claims.read(
+                    await self._claim(called.namespace, called.name),
+                    called.uid, called.namespace, called.name, self._driver,
+                )  # fmt: skip
+            except ApiError as error:
+                raise AllocationRefused(f"{called} cannot be read: {error.sentence.rstrip('.')}. {_AGAIN}.") from error
+            return await self._prepare(allocated)
+
+    async def _prepare(self, claim: Allocated) -> list[Ready]:
+        given = await self._give(claim)
+        if claim.uid not in self._prepared:
+            for resource, those in _by_resource(given).items():
+                if using := [
+                    it for it in those if it.held
+                ]:  # others are an admin's, for whom nothing is done to hardware
+                    await self._make_ready(resource, using)
+            given = self._still(claim, given)
+        files, metadata, ready = await self._edits(claim, given)
+        try:
+            async with running_time.timeout(_WRITE_DEADLINE):
+                await self._aside(partial(self._files.write, claim.uid, files, metadata))
+        except (OSError, NoWorkerError, TimeoutError) as error:
+            why = words(error) if str(error) else f"not done within {_WRITE_DEADLINE:g} s"
+            raise AllocationRefused(
+                f"The CDI specification of ResourceClaim {claim.namespace}/{claim.name}, by which the container runtime knows "
+                f"its devices, cannot be written: {why}. {_AGAIN}; this node's administrator must let Fairlead write there."
+            ) from error
+        self._prepared.add(claim.uid)
+        return ready
+
+    async def _give(self, claim: Allocated) -> tuple[Given, ...]:
+        """Choose IDs and put them into the ledger; what was given for an earlier allocation of the claim ends."""
+        given = self._choose(claim)
+        held = [it for one in given for it in one.held]
+        slots = {it.slot for it in held}
+        self._giving |= slots
+        try:
+            before = self._house.ledger.prepared(claim.uid)
+            if any(claims.is_stale(it, claim) for it in before):
+                self._prepared.discard(claim.uid)
+                await self._house.node.unprepared(self._house.ledger.unprepared(claim.uid))
+            if held and held != before:
+                await self._house.node.allocated(held)
+        finally:
+            self._giving -= slots
+        return given
+
+    def _choose(self, claim: Allocated) -> tuple[Given, ...]:
+        pools = self.pools()
+        wanted = {(it.pool, it.device) for it in claim.results}
+        candidates = {it: self._candidate(pools.get(it[0]), it[1]) for it in wanted}
+        return claims.give(claim, candidates, self._boot, self._giving, is_prepared=claim.uid in self._prepared)
+
+    def _candidate(self, resource: str | None, device: str) -> Candidate | None:
+        if resource is None or (found := self.devices(resource).get(device)) is None or found.placed is None:
+            return None
+        inventory = self._house.inventory
+        slots = (inventory.slot(resource, device_id) for device_id in found.placed.ids)
+        return Candidate(
+            resource,
+            found.backend,
+            tuple(it for it in slots if it is not None and it.device is not None),
+            inventory.claims(resource),
+            tuple(self._on(found.device.hardware)),
+            is_meant_for_one(found.device, found.placed),
+        )
+
+    def _on(self, hardware: frozenset[str]) -> Iterable[Held]:
+        """What is held of this hardware, through resources of ours and of other plugins."""
+        if not any(map(self._house.ledger.holds, hardware)):
+            return ()
+        return (it for it in self._house.ledger.held() if not hardware.isdisjoint(it.hardware))
+
+    async def _make_ready(self, resource: str, given: Sequence[Given]) -> None:
+        grants = sorted((grant for it in given for grant in it.grants), key=lambda it: it.id)
+        held = [held for it in given for held in it.held]
+        await self._house.allocator.make_ready(resource, grants, held, is_asked_again=True)
+        wanted = [grant.id for it in given if it.result.resets for grant in it.grants]
+        as_ever = [grant.id for it in given if not it.result.resets for grant in it.grants]
+        if (check := self._house.starter.of(resource)) is not None and as_ever:
+            await check(resource, as_ever)
+        if wanted:
+            await self._house.starter.start(resource, wanted, resets=True)
+
+    def _still(self, claim: Allocated, before: Sequence[Given]) -> tuple[Given, ...]:
+        """The devices as they are after we waited; making them ready may have changed them (their driver, their nodes).
+
+        Raises:
+            AllocationRefused: one is gone, not well, or another by now.
+        """
+        now = self._choose(claim)
+        for was, it in zip(before, now, strict=True):
+            if (was.device.hardware, was.device.identity) != (it.device.hardware, it.device.identity):
+                raise AllocationRefused(
+                    f"Device {it.result.device} of pool {it.result.pool} was exchanged for another while it was made ready. "
+                    f"{_AGAIN}."
+                )
+        return now
+
+    async def _edits(
+        self, claim: Allocated, given: Sequence[Given]
+    ) -> tuple[dict[str, ContainerEdits], dict[str, bytes], list[Ready]]:
+        """What the claim's specification says, by the names of its devices; its metadata, by request; the kubelet's answer."""
+        files, ready = dict[str, ContainerEdits](), list[Ready]()
+        metadata = {request: self._metadata(claim, those) for request, those in _by_request(given).items()}
+        unmounted = set(metadata)
+        for group in claims.together(given):
+            if (resource := self._house.inventory.resource(group[0].resource)) is None:
+                raise AllocationRefused(f"{group[0].resource} is no longer offered on this node. {_AGAIN}.")
+            ask = partial(self._house.allocator.edits, resource)
+            whole = ask(sorted((grant for it in group for grant in it.grants), key=lambda it: it.id))
+            others = sorted(await self._house.cdi.named(resource, whole))
+            for it, every in zip(group, claims.spread(whole, [ask(one.grants) for one in group]), strict=True):
+                name, edits = f"{claim.uid}-{it.result.cdi_name}", claims.narrowed(every, it)
+                if (request := it.result.request) in unmounted:
+                    unmounted.discard(request)
+                    inside = claims.metadata_path(claim, request, self._driver)
+                    edits = edits.merge(
+                        ContainerEdits(
+                            mounts=(Mount(self._files.metadata(claim.uid, request), inside, read_only=True),)
+                        )
+                    )
+                if edits.nodes or edits.mounts or edits.env:
+                    files[name] = edits
+                ours = [self._files.name(name)] if name in files else []
+                ready.append(Ready(request, it.result.pool, it.result.device, it.result.share, (*ours, *others)))
+                others = []
+        return files, metadata, ready
+
+    def _metadata(self, claim: Allocated, given: Sequence[Given]) -> bytes:
+        attributes = dict[tuple[str, str], Any]()
+        for it in given:
+            kind = self._house.inventory.kind(it.resource)
+            known = self._house.backends[kind].attributes if kind is not None else None
+            offer = Offer(it.result.device, it.device, HEALTHY, 0, is_held=True)
+            (made,) = entries([offer], it.resource, known, self._driver, (), 0.0, {}).values()
+            attributes[it.result.pool, it.result.device] = made.entry["attributes"]
+        return claims.metadata(claim, self._driver, given, attributes)
+
+    # --- unprepare ---
+
+    async def unprepare(self, called: Called) -> None:
+        """Undo what was done for a claim, if anything was: by whichever process of ours, or by none.
+
+        Raises:
+            AllocationRefused: with a sentence for the pod's owner; the kubelet asks again.
+        """
+        _check_uid(called)
+        async with self._lock(called.uid):
+            self._touched.add(called.uid)
+            try:
+                await self._end(called.uid)
+            except (OSError, NoWorkerError) as error:
+                raise AllocationRefused(
+                    f"The CDI specification of {called} cannot be removed: {words(error)}."
+                ) from error
+
+    async def _end(self, uid: str) -> None:
+        """Remove a claim's specification and what it has; the caller holds its lock.
+
+        Raises:
+            OSError: the specification cannot be removed.
+            NoWorkerError: an earlier call hangs.
+        """
+        await self._aside(partial(self._files.remove, uid))
+        self._prepared.discard(uid)
+        if ended := self._house.ledger.unprepared(uid):
+            await self._house.node.unprepared(ended)
+
+    # --- starts ---
+
+    async def begin(self) -> None:
+        """Find what an earlier process of ours has prepared, before anything is; what takes too long is left to `collect`."""
+        with anyio.move_on_after(_FIRST_COLLECTION):
+            await self._recall()
+            self._is_collected = await self._collect()
+
+    async def _recall(self) -> None:
+        """Find which claims are ready since this boot: those that have their specifications."""
+        there = await self._aside(self._files.uids)
+        held = (it.claim for it in self._house.ledger.held() if it.claim is not None)
+        self._prepared |= {it.uid for it in held if it.boot == self._boot and it.uid in there}
+
+    async def collect(self) -> None:
+        """End the claims that ended while no process of ours ran, and adopt those that are not recorded; until it is done."""
+        while not self._is_collected:
+            await asyncio.sleep(_COLLECT_AGAIN)
+            self._is_collected = await self._collect()
+
+    async def _collect(self) -> bool:
+        """Try it once; False if not all could be asked.
+
+        A claim is over where the kubelet does not list it, and it is gone, or is reserved for no pod: of a pod that was
+        removed by force, containers may still run.
+        """
+        try:
+            pods = await list_pods(self._house.pod_resources, _LIST_DEADLINE)
+            there = await self._aside(self._files.left)
+        except (PodResourcesError, OSError, NoWorkerError):
+            return False
+        listed = {(it.namespace, it.claim): it.cdi_devices for it in pods if it.claim}
+        recorded = {it.claim.uid: it.claim for it in self._house.ledger.held() if it.claim is not None}
+        missing = [it for it in recorded.values() if (it.namespace, it.name) not in listed]
+        known = {(it.namespace, it.name) for it in recorded.values()}
+        prefix = self._files.name("")
+        lost = [it for it, cdi in listed.items() if it not in known and any(one.startswith(prefix) for one in cdi)]
+        done = [await self._collect_one(it) for it in missing] + [await self._adopt(*it) for it in lost]
+        in_use = {one.removeprefix(prefix) for cdi in listed.values() for one in cdi if one.startswith(prefix)}
+        left = (it for it in there - recorded.keys() if not any(one.startswith(f"{it}-") for one in in_use))
+        done += [await self._end_untouched(uid) for uid in left]
+        return all(done)
+
+    async def _collect_one(self, claim: ResourceClaim) -> bool:
+        try:
+            found = await self._claim(claim.namespace, claim.name)
+        except ApiError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                return False
+        else:
+            if not claims.is_over(found, claim.uid, self._driver):
+                return True
+        return await self._end_untouched(claim.uid)
+
+    async def _end_untouched(self, uid: str) -> bool:
+        """End a claim, unless the kubelet has called us for it meanwhile."""
+        async with self._lock(uid):
+            if uid not in self._touched:
+                try:
+                    await self._end(uid)
+                except (OSError, NoWorkerError):
+                    return False
+                log.info("claim-collected", uid=uid)
+        return True
+
+    async def _adopt(self, namespace: str, name: str) -> bool:
+        """Take in a claim that a pod has and that is not recorded: our state was lost."""
+        try:
+            found = await self._claim(namespace, name)
+            uid = str(found["metadata"]["uid"])
+            claim = claims.read(found, uid, namespace, name, self._driver)
+            async with self._lock(uid):
+                if uid not in self._touched:
+                    self._prepared.add(uid)  # a pod runs with it
+                    given = await self._give(claim)
+                    log.info(
+                        "claims-adopted", count=len(given), slots=names_of(h.slot for it in given for h in it.held)
+                    )
+        except ApiError as error:
+            return error.status == HTTPStatus.NOT_FOUND
+        except AllocationRefused as refused:
+            log.warning("claim-not-adopted", claim=f"{namespace}/{name}", reason=refused.sentence)
+        return True
+
+    # --- one at a time ---
+
+    @asynccontextmanager
+    async def _lock(self, uid: str) -> AsyncIterator[None]:
+        """Nothing else is done about this claim meanwhile."""
+        lock = self._locks[uid]
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked() and not lock._waiters:
+                self._locks.pop(uid, None)
+
+    async def _aside(self, call: Callable[[], T]) -> T:
+        """Make a blocking call in a thread, once there is one."""
+        async with self._rooms:
+            return await self._workers.start(call)
+
+
+def _check_uid(called: Called) -> None:
+    if UID.fullmatch(called.uid) is None:
+        raise AllocationRefused(f"{called} has {called.uid[:100]!r} for a UID, which is none.")
+
+
+def _by_request(given: Iterable[Given]) -> dict[str, list[Given]]:
+    found: dict[str, list[Given]] = {}
+    for it in given:
+        found.setdefault(it.result.request, []).append(it)
+    return found
+
+
+def _by_resource(given: Iterable[Given]) -> dict[str, list[Given]]:
+    found: dict[str, list[Given]] = {}
+    for it in given:
+        found.setdefault(it.resource, []).append(it)
+    return found

@@ -1,0 +1,294 @@
+"""The kubelet finds the driver, hears of its devices' health, and neither's restart loses or doubles a claim."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from grpclib.client import UnaryStreamMethod
+
+from agent.discovery.sources.paths import POLL
+from agent.dra import driver as module
+from agent.dra.driver import DRA_SERVICES, HEALTH_SERVICES
+from agent.kubelet.api import dra as messages
+from agent.kubelet.transport.client import Channel
+from agent.kubelet.wire import Encoded
+from agent.model import HEALTHY as WELL
+from agent.runtime.limits import SOCKET_PATH_LIMIT
+from agent.simulation.dra import ClaimError
+from tests.background import running
+from tests.dra.driven import DRIVER, POOL, Stage, only, staged
+from tests.wait import limit, pass_time, until
+
+HEALTHY, UNHEALTHY = messages.HealthStatus.HEALTHY, messages.HealthStatus.UNHEALTHY
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    async with staged(tmp_path) as stage:
+        yield stage
+
+
+def registry(stage: Stage) -> list[str]:
+    return sorted(it.name for it in (stage.kubelet.root / "plugins_registry").iterdir())
+
+
+# --- registration ---
+
+
+async def test_the_kubelet_is_told_where_the_driver_listens_and_every_service_that_it_has(stage: Stage) -> None:
+    channel = Channel(str(stage.kubelet.root / "plugins_registry" / only(registry(stage))))
+    async with limit():
+        path = "/pluginregistration.Registration/GetInfo"
+        info = await channel.call(path, Encoded(), messages.PluginInfo)
+    channel.close()
+    assert (info.type, info.name) == ("DRAPlugin", DRIVER)
+    assert info.supported_versions == [*DRA_SERVICES, *HEALTH_SERVICES]
+    assert Path(info.endpoint).is_socket()
+    assert stage.driver.registered
+
+
+async def test_a_kubelet_that_does_not_take_the_driver_is_reported_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DRA_SERVICES", ("v9.DRAPlugin",))
+    stage = Stage(tmp_path)
+    async with stage.kubelet, running(stage.driver.run):
+        await until(lambda: stage.driver.complaint)
+        assert "none of the DRA gRPC service versions" in stage.driver.complaint
+        assert [it.part for it in stage.problems.lasting()] == ["DRA"]
+    stage.jobs.close()
+
+
+async def test_a_second_process_serves_beside_the_first_and_goes_on_when_that_is_gone(stage: Stage) -> None:
+    claim = stage.api.allocate("train", "a")
+    await stage.admit("p", claim)
+    async with stage.serving():
+        await stage.admit("q", stage.api.allocate("other", "b"))
+        await stage.end("p")
+        assert stage.held() == {"b": "other"}
+        assert stage.files.keys() == {f"dra.{DRIVER}-claim_uid-other.json"}
+    await stage.end("q")
+    assert stage.held() == {}
+
+
+async def test_sockets_go_with_the_process_and_those_of_one_that_was_killed_with_the_next(stage: Stage) -> None:
+    dead = stage.kubelet.root / "plugins_registry" / f"{DRIVER}-01234567-reg.sock"
+    others = stage.kubelet.root / "plugins_registry" / "another.example.com-reg.sock"
+    for path in (dead, others):
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(path))
+    async with stage.serving():
+        assert dead.name not in registry(stage)
+    assert len(registry(stage)) == 2
+    assert others.name in registry(stage)
+
+
+async def test_sockets_that_are_removed_are_made_again(stage: Stage) -> None:
+    before = only(registry(stage))
+    (stage.kubelet.root / "plugins_registry" / before).unlink()
+    pass_time(POLL)
+    await until(lambda: registry(stage) and registry(stage) != [before])
+    await until(lambda: stage.instances)
+    await stage.admit("p", stage.api.allocate("train", "a"))
+
+
+async def test_a_node_whose_kubelet_has_never_run_is_served_once_it_does(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    async with running(stage.driver.run):
+        await until(stage.problems.lasting)
+        async with stage.kubelet:
+            pass_time(1.0)
+            await until(lambda: stage.instances)
+            assert stage.problems.lasting() == []
+    stage.jobs.close()
+
+
+async def test_a_driver_with_a_long_name_has_sockets_all_the_same(tmp_path: Path) -> None:
+    registry = tmp_path
+    room = SOCKET_PATH_LIMIT - len(os.fsencode(registry)) - len("/-01234567-reg.sock")
+    assert module._stem("d" * room, registry) == "d" * room
+    assert len(module._stem("d" * (room + 1), registry)) == len("dra-") + 16
+
+
+# --- restarts ---
+
+
+async def test_a_kubelet_that_restarts_goes_on_with_what_is_prepared(stage: Stage) -> None:
+    claim = stage.api.allocate("train", "a")
+    await stage.admit("p", claim)
+    await stage.kubelet.restart()
+    await until(lambda: stage.instances)
+    await stage.admit("p", claim)
+    assert len(stage.asked("claim")) == 1
+    await stage.end("p")
+    assert stage.held() == {}
+
+
+async def test_a_claim_is_not_made_ready_again_by_the_next_process_but_is_after_a_boot(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    async with stage.kubelet:
+        claim = stage.api.allocate("train", "a")
+        for boot, made_ready in (("boot-1", 1), ("boot-1", 1), ("boot-2", 2)):
+            stage.boot(boot)
+            if boot == "boot-2":
+                (tmp_path / f"run/cdi/dra.{DRIVER}-claim_uid-train.json").unlink()  # /run is empty
+            async with stage.serving():
+                stage.drivers._claims.clear()
+                await stage.admit("p", claim)
+                assert stage.nodes("p") == ["/dev/a"]
+                assert len(stage.asked("claim")) == made_ready
+        (held,) = stage.ledger.held()
+        assert held.claim is not None
+        assert held.claim.boot == "boot-2"
+    stage.jobs.close()
+
+
+async def test_a_file_that_outlives_a_boot_is_no_proof_that_the_hardware_is_ready(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    async with stage.kubelet:
+        for boot in ("boot-1", "boot-2"):
+            stage.boot(boot)
+            async with stage.serving():
+                stage.drivers._claims.clear()
+                await stage.admit("p", stage.api.allocate("train", "a"))
+    assert len(stage.asked("claim")) == 2
+    stage.jobs.close()
+
+
+async def test_a_claim_is_unprepared_without_the_api_server_by_a_process_that_did_not_prepare_it(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path)
+    async with stage.kubelet:
+        async with stage.serving(stage.driver):
+            await stage.admit("p", stage.api.allocate("train", "a"))
+        stage.api.away = "https://10.0.0.1: it does not answer"
+        async with stage.serving():
+            await stage.end("p")
+            assert (stage.held(), stage.files) == ({}, {})
+    stage.jobs.close()
+
+
+# --- what ended while no process of ours ran ---
+
+
+async def test_claims_that_ended_while_nobody_served_are_collected_and_those_of_pods_are_kept(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    async with stage.kubelet:
+        async with stage.serving(stage.driver):
+            await stage.admit("runs", stage.api.allocate("runs", "a"))
+            await stage.admit("gone", stage.api.allocate("gone", "b"))
+            await stage.admit("idle", stage.api.allocate("idle", "c"))
+            await stage.admit("monitor", stage.api.allocate("observe", "a", adminAccess=True))
+            await stage.admit("old", stage.api.allocate("watched", "a", adminAccess=True))
+            (tmp_path / f"run/cdi/dra.{DRIVER}-claim_uid-watched.json").unlink()  # as a boot does
+        for uid in ("uid-gone", "uid-idle", "uid-watched"):  # the kubelet knows of their pods' ends
+            del stage.drivers._claims[uid]
+        del stage.api.claims["default", "gone"]
+        stage.api.claims["default", "idle"]["status"]["reservedFor"] = []
+        async with stage.serving():
+            await until(lambda: stage.held() == {"a": "runs"}, seen=stage.held)
+            await until(lambda: len(stage.files) == 2, seen=lambda: stage.files.keys())
+        assert sorted(it.id for it in stage.owners.released) == ["b", "c"]
+        assert stage.files.keys() == {f"dra.{DRIVER}-claim_uid-{it}.json" for it in ("runs", "observe")}
+        metadata = stage.kubelet.root / "plugins" / DRIVER / "dra-device-metadata"
+        assert {it.name for it in metadata.iterdir()} == {"uid-runs", "uid-observe"}
+    stage.jobs.close()
+
+
+async def test_nothing_is_collected_while_the_kubelet_or_the_api_server_cannot_be_asked(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    async with stage.kubelet:
+        async with stage.serving(stage.driver):
+            await stage.admit("gone", stage.api.allocate("gone", "b"))
+        del stage.drivers._claims["uid-gone"]
+        del stage.api.claims["default", "gone"]
+        stage.api.away, before = "https://10.0.0.1: it does not answer", stage.api.asked
+        async with stage.serving():
+            await until(lambda: stage.api.asked > before)
+            assert stage.held() == {"b": "gone"}
+            stage.api.away = ""
+            pass_time(10.0)
+            await until(lambda: stage.held() == {})
+    stage.jobs.close()
+
+
+async def test_claims_of_running_pods_are_known_again_where_our_state_was_lost(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    async with stage.kubelet:
+        async with stage.serving(stage.driver):
+            await stage.admit("p", stage.api.allocate("train", "a"))
+        stage.inventory.unclaim(stage.ledger.unprepared("uid-train"))
+        async with stage.serving():
+            assert stage.held() == {"a": "train"}  # before anything can be prepared
+            with pytest.raises(ClaimError, match="in use"):
+                await stage.admit("q", stage.api.allocate("other", "a"))
+            assert len(stage.asked("claim")) == 1
+    stage.jobs.close()
+
+
+# --- health ---
+
+
+async def test_the_kubelet_shows_the_sentence_of_a_device_that_fails_and_when_it_is_well_again(stage: Stage) -> None:
+    def health() -> object:
+        return stage.drivers.health.get((DRIVER, POOL, "a"))
+
+    await until(lambda: health() == (HEALTHY, ""))
+    stage.sick("a", "it fell off the bus")
+    stage.driver.changed()
+    await until(lambda: health() == (UNHEALTHY, "it fell off the bus"), seen=health)
+    stage.inventory.set_health({"toy:a": WELL})
+    stage.driver.changed()
+    await until(lambda: health() == (HEALTHY, ""))
+
+
+async def test_a_device_that_is_gone_is_unhealthy_to_the_pod_that_has_it_and_unknown_to_the_kubelet_else(
+    stage: Stage,
+) -> None:
+    await stage.admit("p", stage.api.allocate("train", "a"))
+    stage.gone("a")
+    stage.gone("b")
+    stage.driver.changed()
+    await until(lambda: stage.drivers.health.get((DRIVER, POOL, "a"), (0, ""))[0] == UNHEALTHY)
+    assert (DRIVER, POOL, "b") not in stage.drivers.health
+    assert "gone" in stage.drivers.health[DRIVER, POOL, "a"][1]
+
+
+async def test_both_versions_of_the_health_stream_are_sent_again_in_time_though_nothing_changes(stage: Stage) -> None:
+    endpoint = stage.drivers.instances[DRIVER][0].channel
+    for service in HEALTH_SERVICES:
+        method = UnaryStreamMethod(endpoint, f"/{service}/NodeWatchResources", messages.Empty, messages.HealthList)
+        async with limit(), method.open() as stream:
+            await stream.send_message(messages.Empty(), end=True)
+            first = await stream.recv_message()
+            assert first is not None
+            assert {it.device.device_name for it in first.devices} == {"a", "b", "c", "kvm"}
+            assert {it.health_check_timeout_seconds for it in first.devices} == {module.HEALTH_TIMEOUT}
+            assert {it.last_updated_time for it in first.devices} == {1000}
+            pass_time(module.HEALTH_TIMEOUT / 2)
+            assert await stream.recv_message() == first
+            await stream.cancel()
+
+
+async def test_a_storm_of_changes_is_a_few_messages(stage: Stage) -> None:
+    endpoint = stage.drivers.instances[DRIVER][0].channel
+    method = UnaryStreamMethod(
+        endpoint, f"/{HEALTH_SERVICES[0]}/NodeWatchResources", messages.Empty, messages.HealthList
+    )
+    async with limit(), method.open() as stream:
+        await stream.send_message(messages.Empty(), end=True)
+        count, last = 0, ""
+        for n in range(100):
+            stage.sick("a", f"fault {n}")
+            stage.driver.changed()
+        while last != "fault 99":
+            message = await stream.recv_message()
+            assert message is not None
+            count, last = count + 1, next(it.message for it in message.devices if it.device.device_name == "a")
+        assert count <= 4
+        await stream.cancel()
