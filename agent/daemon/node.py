@@ -266,6 +266,12 @@ class Node:
         self._commit()
 
     def resend(self, resource: str) -> None:
-        """Send this resource's list again, though nothing changed: the kubelet writes its checkpoint then."""
+        """Send this resource's list again, though nothing changed: the kubelet writes its checkpoint then, of all resources.
+
+        One that is not served by device plugin any more has no list: another's does as well.
+        """
+        is_by_plugin = self.inventory.selection.is_by_plugin
+        if not is_by_plugin(resource):
+            resource = next(filter(is_by_plugin, self.inventory.names()), resource)
         self.inventory.touch(resource)
         self._commit()

@@ -276,9 +276,7 @@ class PodClaims:
         resources, before = self._ledger.awaiting_checkpoint(self._clock()), self._resent_at
         self._resent_at = (version,) if resources else None
         self._pause = min(self._pause * 2, IDLE) if resources and before == (version,) else _WHILE_ENDING
-        if resources and not (ours := [name for name in resources if self._inventory.kind(name) is not None]):
-            ours = self._inventory.names()[:1]  # any list makes the kubelet write all it has
-        for resource in ours if resources else ():
+        for resource in resources:
             self._node.resend(resource)
 
     async def confirm(self, resource: str, listed: Callable[[], Container[str]]) -> frozenset[str]:

@@ -195,7 +195,7 @@ class Call:
             status, text = error.status, error.message or ""
         except StreamClosedError:
             return
-        except Exception:
+        except Exception:  # noqa: BLE001  # whatever a handler raises, it ends this call alone
             _grpclibs.exception("Application error")
         try:
             await self._may_write()
