@@ -225,7 +225,7 @@ class Dra:
 
     def _who(self, config: DraConfig) -> _Record:
         # plain texts: msgspec writes no others
-        return _Record(str(config.driver), config.node or self._called, str(config.kubeconfig))
+        return _Record(str(config.driver), config.node or self._called.lower(), str(config.kubeconfig))
 
     def _made(self, record: _Record, config: DraConfig) -> Publisher:
         """A publisher of what this record names."""
