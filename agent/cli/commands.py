@@ -30,6 +30,7 @@ _COMMANDS: Final = {
     "import": "Turn another plugin's configuration into Fairlead's.",
     "migrate": "Show what switching from another plugin to Fairlead means, and its steps.",
     "cdi": "Remove the CDI specifications that Fairlead has written.",
+    "dra": "Print DeviceClasses, or examples of claims, for dynamic resource allocation.",
     "schema": "Print the JSON Schema of the configuration, for editors.",
     "completion": "Print a shell's completion script.",
     "manual": "Print the man page.",

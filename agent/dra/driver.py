@@ -108,10 +108,10 @@ class Driver:
         self._news = asyncio.Event()
         self._is_stopping = False
         self._troubled = problems.trouble(
-            "DRA", f"the kubelet cannot reach the DRA driver {config.name}", "dra-not-served", "dra-served",
+            "dra", f"the kubelet cannot reach the DRA driver {config.name}", "dra-not-served", "dra-served",
             then="trying again",
         )  # fmt: skip
-        self._refused = problems.trouble("DRA", f"the kubelet does not register {config.name}", "dra-not-registered")
+        self._refused = problems.trouble("dra", f"the kubelet does not register {config.name}", "dra-not-registered")
         registry = config.kubelet_root / "plugins_registry"
         self._places = (config.kubelet_root / "plugins" / config.name, registry)
         self.preparer = Preparer(config.name, config.node, house, claim, serves, self._places[0])

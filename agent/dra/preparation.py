@@ -308,7 +308,7 @@ class Preparer:
             kind = self._house.inventory.kind(it.resource)
             known = self._house.backends[kind].attributes if kind is not None else None
             offer = Offer(it.result.device, it.device, HEALTHY, 0, is_held=True)
-            (made,) = entries([offer], known, self._driver, (), 0.0, {}).values()
+            (made,) = entries([offer], it.resource, known, self._driver, (), 0.0, {}).values()
             attributes[it.result.pool, it.result.device] = made.entry["attributes"]
         return claims.metadata(claim, self._driver, given, attributes)
 

@@ -42,7 +42,8 @@ _MOST_IN_NUMBER: Final = 18  # digits that an int64 has room for
 _OURS_ALREADY: Final = frozenset({"numa_node", "node_numbers"})  # the first as numaNode; the second is internal
 _NUMA: Final = f"{STANDARD}/numaNode"
 _BUS: Final = f"{STANDARD}/pciBusID"
-_ROOT: Final = f"{STANDARD}/pcieRoot"
+PCIE_ROOT: Final = f"{STANDARD}/pcieRoot"
+"""The host bridge above a device: what has the same is near each other."""
 _HELD: Final = "held"
 _MEMORY_UNITS: Final = ("Ki", "Mi", "Gi", "Ti")
 
@@ -151,6 +152,7 @@ class Made(Struct, frozen=True):
 
 def entries(
     offered: Sequence[Offer],
+    resource: str,
     known: Mapping[str, Attribute] | None,
     driver: str,
     evicted: Collection[str],
@@ -163,6 +165,7 @@ def entries(
 
     Args:
         offered: what the pool offers.
+        resource: whose pool it is, which every device says, too: no selector sees a pool's name.
         known: the attributes of its backend (`Backend.attributes`).
         driver: our name.
         evicted: the names of devices whose pods are evicted.
@@ -180,7 +183,7 @@ def entries(
         if old and old.is_evicted is is_evicted and old.names == written and _is_same(old.offer, it):
             made[it.name] = old
             continue
-        entry = _entry(it, ours, numbers, driver, is_evicted=is_evicted, offset=offset)
+        entry = _entry(it, resource, ours, numbers, driver, is_evicted=is_evicted, offset=offset)
         made[it.name] = Made(it, is_evicted, written, entry)
     return made
 
@@ -191,9 +194,16 @@ def _is_same(one: Offer, other: Offer) -> bool:
 
 
 def _entry(
-    it: Offer, ours: Mapping[str, str], numbers: Collection[str], driver: str, *, is_evicted: bool, offset: float
+    it: Offer,
+    resource: str,
+    ours: Mapping[str, str],
+    numbers: Collection[str],
+    driver: str,
+    *,
+    is_evicted: bool,
+    offset: float,
 ) -> Entry:
-    attributes = dict(_standard(it.device))
+    attributes: Entry = {"resource": {"string": resource_value(resource)}, **dict(_standard(it.device))}
     attributes.update(_nvidias(it.device, driver))
     capacity = dict(_capacity(it))
     for written, name in ours.items():
@@ -209,13 +219,20 @@ def _entry(
     return entry
 
 
+def resource_value(resource: str) -> str:
+    """What devices say of their resource: its name, or a digest of one that is too long for an attribute."""
+    return (
+        resource if len(resource) <= _MOST_IN_TEXT else hashlib.blake2b(resource.encode(), digest_size=16).hexdigest()
+    )
+
+
 def _standard(device: Device) -> Iterator[tuple[str, Entry]]:
     """What all drivers call alike. An address that several devices of a resource share (of a part) is theirs, too."""
     owned = sorted(it.removeprefix("pci:") for it in device.hardware if it.startswith("pci:"))
     if address := (*device.attributes.get("address", ()), *owned):
         yield _BUS, {"string": address[0]}
     if device.ancestry and device.ancestry[0].startswith("pci"):
-        yield _ROOT, {"string": device.ancestry[0]}
+        yield PCIE_ROOT, {"string": device.ancestry[0]}
     if device.numa_node is not None:
         yield _NUMA, {"int": device.numa_node}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agent.dra.slices import Wanted, Write, body
 from agent.inventory.shortfall import Missing
 from agent.kubernetes import notices
 from agent.kubernetes.condition import TYPE, condition
@@ -15,11 +16,16 @@ from tests.deploy.manifests import REPOSITORY, built, run
 from tests.fakes import device
 from tests.needs import skip_without
 
-COMPONENTS = ("events", "condition", "drain-annotation")
+COMPONENTS = ("events", "condition", "drain-annotation", "dra")
 RULES: dict[str, list[tuple[list[str], list[str]]]] = {
     "events": [(["events"], ["create", "patch"])],
     "condition": [(["nodes"], ["get"]), (["nodes/status"], ["patch"])],
     "drain-annotation": [(["nodes"], ["watch"])],
+    "dra": [
+        (["resourceslices"], ["get", "list", "watch", "create", "update", "delete"]),
+        (["resourceclaims"], ["get"]),
+        (["nodes"], ["get"]),
+    ],
 }
 MARK = {"apiGroups": ["fairlead.dev"], "resources": ["agents"], "verbs": ["act-as"]}
 """Gives nothing; the policies bind whoever has it."""
@@ -51,7 +57,9 @@ def test_a_component_gives_the_rights_of_what_it_is_called_after_and_no_others(
     (role,), (binding,) = made.of("ClusterRole"), made.of("ClusterRoleBinding")
     rules = [it for it in role["rules"] if it != MARK]
     assert [(it["resources"], it["verbs"]) for it in rules] == RULES[component]
-    assert all(it["apiGroups"] == [""] and it.keys() == {"apiGroups", "resources", "verbs"} for it in rules)
+    groups = {"resourceslices": "resource.k8s.io", "resourceclaims": "resource.k8s.io"}
+    assert all(it["apiGroups"] == [groups.get(it["resources"][0], "")] for it in rules)
+    assert all(it.keys() == {"apiGroups", "resources", "verbs"} for it in rules)
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     account = {"kind": "ServiceAccount", "name": made.manifests.pod["serviceAccountName"], "namespace": "gpus"}
     assert binding["subjects"] == [account]
@@ -92,7 +100,7 @@ def test_the_policies_bind_whichever_account_has_the_rights(beneath: str, prefix
     subjects = {it["roleRef"]["name"]: it["subjects"] for it in made.of("ClusterRoleBinding")}
     policies = {it["metadata"]["name"]: it["spec"] for it in made.of("ValidatingAdmissionPolicy")}
     bindings = {it["spec"]["policyName"]: it["spec"] for it in made.of("ValidatingAdmissionPolicyBinding")}
-    assert policies.keys() == bindings.keys() == {f"{prefix}fairlead-events", f"{prefix}fairlead-condition"}
+    assert policies.keys() == bindings.keys() == {f"{prefix}fairlead-{it}" for it in ("events", "condition", "dra")}
     assert all(it["validationActions"] == ["Deny"] for it in bindings.values())
     for name, spec in policies.items():
         assert spec["failurePolicy"] == "Fail"
@@ -148,3 +156,22 @@ def test_an_event_is_written_as_the_agent_does_about_its_node_or_a_pod(beneath: 
         assert event["involvedObject"][key] == "n"
         assert f"it.involvedObject.{key} == variables.node" in about
     assert all(f"!has(it.{key})" in about for key in ("related", "metadata.finalizers", "metadata.ownerReferences"))
+
+
+def test_of_slices_the_policy_lets_those_of_the_own_node_be_written_as_the_agent_does(
+    beneath: str, tmp_path: Path
+) -> None:
+    made = Built(tmp_path, beneath, ("dra",))
+    spec = made.manifests.one("ValidatingAdmissionPolicy")["spec"]
+    (rule,) = spec["matchConstraints"]["resourceRules"]
+    assert (rule["resources"], rule["operations"]) == (["resourceslices"], ["CREATE", "UPDATE", "DELETE"])
+    of_node, of_metadata = (" ".join(it["expression"].split()) for it in spec["validations"])
+    assert of_node.startswith("variables.node != '' && variables.versions.all(it, has(it.spec.nodeName) &&")
+    write = Write("s", "p", "", Wanted("s", "p", [], b""), 1, 1)
+    document = body(write, "n", "d", {"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u", "controller": True})
+    assert document["spec"]["nodeName"] == "n"
+    assert document["metadata"].keys() == {"name", "ownerReferences"}
+    assert "owner.kind == 'Node' && owner.name == variables.node" in of_metadata
+    mounts = {it["mountPath"]: it.get("readOnly", False) for it in made.manifests.pod["containers"][0]["volumeMounts"]}
+    for path in ("/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/run/cdi"):
+        assert mounts[path] is False

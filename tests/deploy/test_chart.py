@@ -58,6 +58,14 @@ _BUILT: Final[tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...]] = (
             "config": {"kubernetes": {"condition": True}},
         },
     ),
+    (
+        "hardened",
+        ("api-access/dra",),
+        {
+            "hardened": True,
+            "config": {"resource": [{"name": "a.b/c", "backend": "stub", "devices": [{"count": 1}], "serve": "dra"}]},
+        },
+    ),
 )  # fmt: skip
 """A kustomization, components on top of it, and the values that say the same."""
 

@@ -47,12 +47,15 @@ readOnlyRootFilesystem: true
 {{- get $mounts .Values.nvidiaDriver | toJson }}
 {{- end }}
 
-{{/* Which of [kubernetes] is turned on, and so needs rights at the API server. */}}
+{{/* Which of [kubernetes] is turned on, and whether a resource is served by DRA: what needs rights at the API server. */}}
 {{- define "fairlead.access" -}}
 {{- $kubernetes := (include "fairlead.tables" . | fromJson).kubernetes | default dict }}
 {{- $access := list }}
 {{- range list "events" "condition" "drain_annotation" }}
   {{- if get $kubernetes . }}{{ $access = append $access . }}{{ end }}
+{{- end }}
+{{- range (include "fairlead.tables" . | fromJson).resource }}
+  {{- if and (eq (.serve | default "") "dra") (not (has "dra" $access)) }}{{ $access = append $access "dra" }}{{ end }}
 {{- end }}
 {{- toJson $access }}
 {{- end }}

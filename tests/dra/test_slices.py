@@ -1,0 +1,159 @@
+"""What a slice says of devices: what the API server takes, the same names for all of a pool, and how each is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from msgspec.structs import replace
+
+from agent.config import load
+from agent.discovery.backend_factory import make_backends
+from agent.dra import slices
+from agent.dra.slices import Entry
+from agent.inventory.inventory import Inventory
+from agent.inventory.survey import PATIENCE, survey
+from agent.model import Health, State
+from backends.base import HEX4, NUMBER, TEXT, Device
+from tests import fakes
+from tests.backends.test_recordings import binding, counting, recorded, wide_open
+from tests.backends.trees import HOST, recorded_host
+from tests.dra.stage import DRIVER, by_claim, claimed
+from tests.fakes import device, held
+from tests.objects import check
+
+GPU = "example.com/gpu"
+KNOWN = {"vendor": HEX4, "minor": NUMBER, "model": TEXT, "uuid": TEXT}
+
+
+def with_attributes(key: str, **attributes: str) -> Device:
+    it = device(key, GPU)
+    return replace(it, attributes={**it.attributes, **{name: (value,) for name, value in attributes.items()}})
+
+
+def pool(it: Inventory, known: Any = None, driver: str = DRIVER) -> dict[str, Entry]:
+    """The devices of the resource, as its slices have them."""
+    found = [one for one in it.placed() if one.placed is not None and one.placed.resource == GPU]
+    offered = slices.offers(found, it.slots(GPU), it.claims(GPU))
+    made = slices.entries(offered, GPU, known, driver, (), 1000.0, {})
+    devices = [one.entry for one in made.values()]
+    check({"devices": devices, "pool": {"resourceSliceCount": 1}})
+    return {one["name"]: one for one in devices}
+
+
+def inventory(*devices: Device, replicas: int = 1) -> Inventory:
+    return fakes.inventory(claimed(GPU, replicas), devices=devices)
+
+
+def test_all_devices_of_a_pool_have_the_same_attributes_typed_as_the_backend_writes_them() -> None:
+    one, other = with_attributes("a", vendor="10de", minor="3"), with_attributes("b", model="A very long name " * 9)
+    made = pool(inventory(one, other), KNOWN)
+    assert made["a"]["attributes"].keys() == made["b"]["attributes"].keys()
+    assert made["a"]["attributes"]["minor"] == {"int": 3}
+    assert made["b"]["attributes"]["minor"] == {"int": -1}
+    assert made["a"]["attributes"]["vendor"] == {"string": "10de"}
+    assert made["a"]["attributes"]["resource"] == {"string": GPU}
+    assert len(made["b"]["attributes"]["model"]["string"]) == 64
+
+
+def test_what_all_drivers_call_alike_is_called_so_and_a_numa_node_that_is_unknown_is_none() -> None:
+    near = replace(
+        device("0000:3b:00.0", GPU, hardware=["pci:0000:3b:00.0"], ancestry=["pci0000:3a", "0000:3a:00.0"]), numa_node=1
+    )
+    made = pool(inventory(near, device("b", GPU)))
+    assert (
+        made["0000-3b-00-0"]["attributes"].items()
+        >= {
+            "resource.kubernetes.io/pciBusID": {"string": "0000:3b:00.0"},
+            "resource.kubernetes.io/pcieRoot": {"string": "pci0000:3a"},
+            "resource.kubernetes.io/numaNode": {"int": 1},
+        }.items()
+    )
+    assert not any(name.startswith("resource.kubernetes.io/") for name in made["b"]["attributes"])
+
+
+def test_selectors_for_nvidias_driver_find_nvidias_gpus() -> None:
+    uuid = "GPU-5a8c1f3e-0d3b-4b61-9c6e-2f1f3a1b7c90"
+    gpu = with_attributes(uuid, vendor="10de", uuid=uuid, model="NVIDIA H100 80GB HBM3")
+    (made,) = pool(inventory(gpu), KNOWN).values()
+    assert (
+        made["attributes"].items()
+        >= {
+            "gpu.nvidia.com/type": {"string": "gpu"},
+            "gpu.nvidia.com/uuid": {"string": uuid},
+            "gpu.nvidia.com/productName": {"string": "NVIDIA H100 80GB HBM3"},
+        }.items()
+    )
+    (made,) = pool(inventory(gpu), KNOWN, driver="gpu.nvidia.com").values()
+    assert made["attributes"]["uuid"] == {"string": uuid}
+    assert made["attributes"]["type"] == {"string": "gpu"}
+
+
+def test_tokens_are_one_device_with_a_capacity_less_what_pods_have_by_device_plugin() -> None:
+    ids = [f"kvm::{number}" for number in range(1000)]
+    it = inventory(kvm := device("kvm", GPU, ids=ids), replicas=1000)
+    (made,) = pool(it).values()
+    assert made["allowMultipleAllocations"] is True
+    assert made["capacity"]["tokens"]["value"] == "1k"
+    it.claim([held(GPU, "kvm::0", kvm), by_claim(held(GPU, "kvm::1", kvm))])
+    (made,) = pool(it).values()
+    assert made["capacity"]["tokens"]["value"] == "999", "the claim's share is counted by the scheduler"
+
+
+def test_what_a_pod_has_by_device_plugin_is_in_no_slice_and_what_one_has_by_a_claim_stays() -> None:
+    one, other = device("one", GPU), device("other", GPU)
+    it = inventory(one, other)
+    it.claim([held(GPU, "one", one), by_claim(held(GPU, "other", other))])
+    assert list(pool(it)) == ["other"]
+    it.unclaim([held(GPU, "one", one)])
+    assert list(pool(it)) == ["one", "other"]
+
+
+def test_a_taint_says_since_when_and_why_in_words_that_a_label_may_have() -> None:
+    it = inventory(device("a", GPU))
+    it.set_health({"a": Health(State.UNHEALTHY, "it's on fire!", "", since=60.0)})
+    (made,) = pool(it).values()
+    assert made["taints"] == [
+        {
+            "key": "fairlead.dev/unhealthy",
+            "value": "it-s-on-fire",
+            "effect": "NoSchedule",
+            "timeAdded": "1970-01-01T00:17:40Z",
+        }
+    ]
+
+
+def test_two_devices_with_one_key_have_two_names() -> None:
+    one = device("same", GPU, ids=["first"], unit="u", hardware=["1"])
+    other = device("same", GPU, ids=["second"], unit="v", hardware=["2"])
+    assert list(pool(inventory(one, other))) == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("number", "written"),
+    [(0, "0"), (1, "1"), (999, "999"), (1000, "1k"), (1500, "1500"), (10_000_000, "10M"), (10**9, "1G")],
+)
+def test_a_quantity_is_written_as_the_api_server_writes_it(number: int, written: str) -> None:
+    assert slices.decimal(number) == written
+
+
+@pytest.mark.parametrize("name", recorded())
+def test_the_api_server_takes_what_real_machines_have(name: str, tmp_path: Path) -> None:
+    host = recorded_host(tmp_path, name)
+    counted = counting().count(tmp_path)
+    served = [it.rstrip() + '\nserve = "dra"\n' for it in (*wide_open(counted), *binding(counted))]
+    (file := tmp_path / "config.toml").write_text(HOST.format(root=tmp_path) + "\n".join(served))
+    resources = load(file).resources
+    backends = make_backends(host, resources)
+    found = anyio.run(survey, resources, backends, PATIENCE).inventory
+    for it in resources:
+        placed = [one for one in found.placed() if one.placed is not None and one.placed.resource == it.name]
+        offered = slices.offers(placed, found.slots(it.name), {})
+        assert len(offered) == len(placed)
+        known = backends[it.spec.backend].attributes
+        devices = [one.entry for one in slices.entries(offered, it.name, known, DRIVER, (), 0.0, {}).values()]
+        for part in slices.wanted("node", DRIVER, "pool", devices):
+            check({"devices": part.devices, "pool": {"resourceSliceCount": 1}})
+        assert len({frozenset(n for n in one["attributes"] if "/" not in n) for one in devices}) <= 1
