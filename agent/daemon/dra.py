@@ -94,11 +94,11 @@ class Dra:
         self._scope: anyio.CancelScope | None = None
         self._workers = Workers("dra", limit=_THREADS)
         self._away = problems.trouble(
-            "DRA", "Kubernetes' API server cannot be reached", "dra-api-away", "dra-api-answers",
+            "dra", "Kubernetes' API server cannot be reached", "dra-api-away", "dra-api-answers",
             then="trying again; pods keep what they have, and no pod gets a device by DRA meanwhile",
         )  # fmt: skip
-        self._lacking = problems.trouble("DRA", 'no resource with serve = "dra" is offered', "dra-client-missing")
-        self._unkept = problems.trouble("DRA", f"{self._file} cannot be written", "dra-record-unwritten")
+        self._lacking = problems.trouble("dra", 'no resource with serve = "dra" is offered', "dra-client-missing")
+        self._unkept = problems.trouble("dra", f"{self._file} cannot be written", "dra-record-unwritten")
 
     # --- what the others ask ---
 
@@ -225,7 +225,7 @@ class Dra:
 
     def _who(self, config: DraConfig) -> _Record:
         # plain texts: msgspec writes no others
-        return _Record(str(config.driver), config.node or self._called, str(config.kubeconfig))
+        return _Record(str(config.driver), config.node or self._called.lower(), str(config.kubeconfig))
 
     def _made(self, record: _Record, config: DraConfig) -> Publisher:
         """A publisher of what this record names."""
@@ -247,7 +247,7 @@ class Dra:
         """Delete all that an earlier configuration offered; as long as that cannot be done, nobody else offers it."""
         publisher, failures = self._made(record, self._config.dra), 0
         trouble = self._problems.trouble(
-            "DRA", f"ResourceSlices of {record.driver} are not deleted", "dra-slices-left",
+            "dra", f"ResourceSlices of {record.driver} are not deleted", "dra-slices-left",
             then=f"trying again; until then these are not served by device plugin: {', '.join(record.resources)}",
         )  # fmt: skip
         while True:

@@ -13,7 +13,6 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -109,10 +108,10 @@ class Driver:
         self._news = asyncio.Event()
         self._is_stopping = False
         self._troubled = problems.trouble(
-            "DRA", f"the kubelet cannot reach the DRA driver {config.name}", "dra-not-served", "dra-served",
+            "dra", f"the kubelet cannot reach the DRA driver {config.name}", "dra-not-served", "dra-served",
             then="trying again",
         )  # fmt: skip
-        self._refused = problems.trouble("DRA", f"the kubelet does not register {config.name}", "dra-not-registered")
+        self._refused = problems.trouble("dra", f"the kubelet does not register {config.name}", "dra-not-registered")
         registry = config.kubelet_root / "plugins_registry"
         self._places = (config.kubelet_root / "plugins" / config.name, registry)
         self.preparer = Preparer(config.name, config.node, house, claim, serves, self._places[0])
@@ -201,7 +200,12 @@ class Driver:
         await stream.send_message(api.PreparedClaims(by_uid))
 
     async def _prepare(self, claim: api.Claim) -> api.Prepared:
-        ready, error = await self._tried(claim, self.preparer.prepare, "claim-prepared", "claim-not-prepared")
+        called = Called(claim.uid, claim.namespace, claim.name)
+        ready, error = await self._tried(called, self.preparer.prepare)
+        if not error:
+            log.info("claim-prepared", claim=str(called), uid=called.uid)
+        elif self._is_new(called, error):
+            log.warning("claim-not-prepared", claim=str(called), uid=called.uid, reason=error)
         devices = [
             api.PreparedDevice([it.request], it.pool, it.device, list(it.cdi_devices), it.share or None)
             for it in ready or ()
@@ -210,37 +214,43 @@ class Driver:
 
     async def _unprepare_all(self, stream: Stream[api.Claims, api.UnpreparedClaims]) -> None:
         request = await _receive(stream)
-        unprepare = partial(
-            self._tried, call=self.preparer.unprepare, done="claim-unprepared", failed="claim-not-unprepared"
-        )
-        answers = await asyncio.gather(*(unprepare(it) for it in request.claims))
-        by_uid = {it.uid: api.Unprepared(error) for it, (_, error) in zip(request.claims, answers, strict=True)}
+        answers = await asyncio.gather(*(self._unprepare(it) for it in request.claims))
+        by_uid = {it.uid: answer for it, answer in zip(request.claims, answers, strict=True)}
         await stream.send_message(api.UnpreparedClaims(by_uid))
 
-    async def _tried(self, claim: api.Claim, call: Call, done: str, failed: str) -> tuple[Any, str]:
-        """What a call for one claim gives, and why it failed: one claim's failure is none of the others'."""
+    async def _unprepare(self, claim: api.Claim) -> api.Unprepared:
         called = Called(claim.uid, claim.namespace, claim.name)
+        _, error = await self._tried(called, self.preparer.unprepare)
+        if not error:
+            log.info("claim-unprepared", claim=str(called), uid=called.uid)
+        elif self._is_new(called, error):
+            log.warning("claim-not-unprepared", claim=str(called), uid=called.uid, reason=error)
+        return api.Unprepared(error)
+
+    async def _tried(self, called: Called, call: Call) -> tuple[Any, str]:
+        """What a call for one claim gives, and why it failed: one claim's failure is none of the others'."""
         try:
             made = await call(called)
         except AllocationRefused as refused:
-            why = refused.sentence
+            return None, refused.sentence
         except Exception as error:
             log.exception("dra-failed", claim=str(called))
-            why = (
+            return None, (
                 f"{called} could not be dealt with: Fairlead failed ({shown(error)}). This node's administrator finds the "
                 "details in Fairlead's log."
             )
-        else:
-            self._said.pop(claim.uid, None)
-            log.info(done, claim=str(called), uid=claim.uid)
-            self.changed()
-            return made, ""
-        if self._said.get(claim.uid) != why:  # the kubelet asks again and again
-            if len(self._said) > _SAID:
-                self._said.clear()
-            self._said[claim.uid] = why
-            log.warning(failed, claim=str(called), uid=claim.uid, reason=why)
-        return None, why
+        self._said.pop(called.uid, None)
+        self.changed()
+        return made, ""
+
+    def _is_new(self, called: Called, error: str) -> bool:
+        """Is this error not the last that was logged for the claim? The kubelet asks again and again."""
+        if self._said.get(called.uid) == error:
+            return False
+        if len(self._said) > _SAID:
+            self._said.clear()
+        self._said[called.uid] = error
+        return True
 
     # --- health ---
 

@@ -175,14 +175,14 @@ class Publisher:
         self._knows_taints = True
         self._where = f"spec.nodeName%3D{settings.node},spec.driver%3D{settings.driver}"
         self._unwritten = problems.trouble(
-            "DRA", "the devices of this node are not told to the API server", "dra-slices-unwritten",
+            "dra", "the devices of this node are not told to the API server", "dra-slices-unwritten",
             "dra-slices-written", then="trying again; pods keep what they have",
         )  # fmt: skip
         self._unread = problems.trouble(
-            "DRA", "the ResourceSlices of this node cannot be read", "dra-slices-unread", then="trying again"
+            "dra", "the ResourceSlices of this node cannot be read", "dra-slices-unread", then="trying again"
         )
         self._untainted = problems.trouble(
-            "DRA", "the API server knows no taints of devices", "dra-taints-unknown",
+            "dra", "the API server knows no taints of devices", "dra-taints-unknown",
             then="devices that are not healthy are left out; the feature gate DRADeviceTaints, on since 1.36, has them",
         )  # fmt: skip
         self.troubles = (self._unwritten, self._unread, self._untainted)

@@ -21,7 +21,6 @@ import structlog
 from anyio import to_thread
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
-from h2.exceptions import StreamClosedError
 
 from agent.kubelet import wire
 from agent.kubelet.handover import StandbyLostError
@@ -243,7 +242,7 @@ class Plugin:
     async def _options(self, stream: Stream[wire.EmptyCall, wire.Encoded]) -> None:
         await _receive(stream)
         # these count: those of a RegisterRequest are ignored (A1)
-        await _reply(stream, wire.encode_options(self.options))
+        await stream.send_message(wire.encode_options(self.options))
 
     async def list_and_watch(self, stream: Stream[wire.EmptyCall, Any], *, is_late: bool = False) -> None:
         """Send the lists until the stream is to end; refuse one that comes too late for its registration."""
@@ -371,7 +370,7 @@ class Plugin:
         self.asked += any(device_id in self._sent for ids in call.containers for device_id in ids)
         try:
             given = [await self._give(ids) for ids in call.containers]
-            await _reply(stream, wire.Encoded(b"".join(given)))  # messages one after the other are merged
+            await stream.send_message(wire.Encoded(b"".join(given)))  # messages one after the other are merged
             asyncio.get_running_loop().call_soon(self._tell_allocated, call)  # once the reply has left
         finally:
             self._counts.allocating.observe(time.monotonic() - began)
@@ -419,7 +418,7 @@ class Plugin:
             await (aside(plain, request) if self._prefer_ids is None else self._prefer_ids(request))
             for request in call.containers
         ]
-        await _reply(stream, await aside(wire.encode_preferred, preferred))
+        await stream.send_message(await aside(wire.encode_preferred, preferred))
         self._counts.preferring.observe(time.monotonic() - began)
 
     async def _pre_start(self, stream: Stream[wire.Encoded, wire.Encoded]) -> None:
@@ -429,7 +428,7 @@ class Plugin:
                 await self._let_start(self._check_start, call.ids)
             except AllocationRefused as refused:
                 raise refusal(Status.FAILED_PRECONDITION, refused.sentence) from None
-        await _reply(stream, wire.Encoded())  # PreStartContainerResponse has no fields
+        await stream.send_message(wire.Encoded())  # PreStartContainerResponse has no fields
 
     async def _read(self, data: wire.Encoded, parse: Callable[[bytes], T]) -> T:
         """What a message says."""
@@ -459,14 +458,6 @@ async def _receive(stream: Stream[Any, Any]) -> Any:
     if message is None:
         raise GRPCError(Status.INVALID_ARGUMENT, "the request has no message")
     return message
-
-
-async def _reply(stream: Stream[Any, Any], message: wire.Encoded) -> None:
-    """Answer a call. A client that has gone ends it, also where that did not end its waiting: a timeout came just then."""
-    try:
-        await stream.send_message(message)
-    except StreamClosedError:
-        raise asyncio.CancelledError from None
 
 
 async def _here(call: Callable[[A], T], argument: A) -> T:

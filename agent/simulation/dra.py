@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from agent.kubelet.api import dra as api
 from agent.kubelet.api.v1 import CdiDevice, ClaimResource, ContainerResources, DynamicResource, PodResources
-from agent.kubelet.transport.client import Channel
+from agent.kubelet.transport.client import Channel, listens
 from agent.kubelet.wire import Encoded
 from agent.simulation.background_tasks import Background
 from agent.simulation.clock import Clock
@@ -63,8 +63,14 @@ class Instance(Struct, eq=False):
 
     driver: str
     service: str
+    endpoint: Path
     channel: Channel
     health: asyncio.Task[None] | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        """Does the process still listen? One that was killed leaves its sockets, and stays registered."""
+        return listens(self.endpoint)
 
 
 class _Device(Struct):
@@ -99,6 +105,7 @@ class Drivers:
         self._background, self._clock, self._wipe = background, clock, wipe
         self._seen: dict[Path, tuple[tuple[int, ...], Instance | None]] = {}
         self._claims: dict[str, _Prepared] = {}
+        self._here: set[str] = set()  # drivers that answered at the last look
         self.instances: dict[str, list[Instance]] = {}
         """Driver → its registered processes; the newest is called."""
         self.health: dict[tuple[str, str, str], tuple[api.HealthStatus, str]] = {}
@@ -142,6 +149,7 @@ class Drivers:
                             has_wiped = True
                             await self._clock.sleep(_WIPES_AT_START)
                             await self._wipe(None)
+            self._note_gone()
             await self._clock.sleep(SCAN)
 
     async def _register(self, path: Path) -> Instance | None:
@@ -163,7 +171,7 @@ class Drivers:
         if error:
             self.refusals.append(error)
             return None
-        instance = Instance(info.name, service, Channel(info.endpoint))
+        instance = Instance(info.name, service, Path(info.endpoint), Channel(info.endpoint))
         self.instances.setdefault(info.name, []).append(instance)
         instance.health = self._background.spawn(self._watch_health(instance))
         return instance
@@ -177,11 +185,21 @@ class Drivers:
             instance.health.cancel()
         if not self.instances[instance.driver]:
             del self.instances[instance.driver]
-            self._background.spawn(self._wipe_later(instance.driver))
+
+    def connected(self, driver: str) -> list[Instance]:
+        """The processes of a driver that answer; the newest is called."""
+        return [it for it in self.instances.get(driver, ()) if it.is_connected]
+
+    def _note_gone(self) -> None:
+        """Have the slices of drivers wiped that do not answer for long enough."""
+        here = {driver for driver in self.instances if self.connected(driver)}
+        for driver in self._here - here:
+            self._background.spawn(self._wipe_later(driver))
+        self._here = here
 
     async def _wipe_later(self, driver: str) -> None:
         await self._clock.sleep(WIPED_AFTER)
-        if driver not in self.instances:
+        if not self.connected(driver):
             await self._wipe(driver)
 
     async def _watch_health(self, instance: Instance) -> None:
@@ -261,7 +279,7 @@ class Drivers:
     async def _call(self, driver: str, method: str, claims: Iterable[ClaimKey], answer: type[_Answer]) -> _Answer:
         if not self.instances.get(driver):
             raise ClaimError(f"DRA driver {driver} is not registered")
-        instance = self.instances[driver][-1]
+        instance = next(reversed(self.connected(driver)), self.instances[driver][-1])
         request = api.Claims([api.Claim(it.namespace, it.uid, it.name) for it in claims])
         path = f"/k8s.io.kubelet.pkg.apis.dra.{instance.service}/{method}"
         try:

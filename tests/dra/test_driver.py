@@ -59,7 +59,7 @@ async def test_a_kubelet_that_does_not_take_the_driver_is_reported_with_its_reas
     async with stage.kubelet, running(stage.driver.run):
         await until(lambda: stage.driver.complaint)
         assert "none of the DRA gRPC service versions" in stage.driver.complaint
-        assert [it.part for it in stage.problems.lasting()] == ["DRA"]
+        assert [it.part for it in stage.problems.lasting()] == ["dra"]
     stage.jobs.close()
 
 

@@ -199,7 +199,7 @@ async def test_a_pool_that_is_refused_is_a_problem_and_holds_up_no_other(status:
 
     stage.objects.refuses = refuse
     async with stage.running():
-        assert [it.part for it in stage.problems.lasting()] == ["DRA"]
+        assert [it.part for it in stage.problems.lasting()] == ["dra"]
         assert stage.shown(STICK) == {"stick": ""}
         pass_time(30)
         await settled()
