@@ -25,6 +25,7 @@ from bench.measures.idle import each_device, everything, idle, whole
 from bench.measures.lists import event_to_list, tokens_to_list, uevent_to_list
 from bench.measures.metrics import metrics
 from bench.measures.prefer import prefer_16, prefer_1000
+from bench.measures.prepare import prepare
 from bench.measures.registration import (
     cold_to_registered,
     exec_to_registered,
@@ -81,6 +82,10 @@ def _allocate_concurrent(quick: bool) -> Iterable[Figure]:
     yield allocate_concurrent(1 if quick else 5)
 
 
+def _prepare(quick: bool) -> Iterable[Figure]:
+    yield from prepare(20 if quick else 200)
+
+
 def _prefer(quick: bool) -> Iterable[Figure]:
     yield prefer_16(3 if quick else 50)
     yield prefer_1000(3 if quick else 20)
@@ -132,6 +137,7 @@ _MEASURES: Final[Mapping[str, Callable[[bool], Iterable[Figure]]]] = {
     "flip": _flip,
     "allocate": _allocate,
     "allocate_concurrent": _allocate_concurrent,
+    "prepare": _prepare,
     "prefer": _prefer,
     "exec_to_registered": _exec_to_registered,
     "exec_to_whole": _exec_to_whole,

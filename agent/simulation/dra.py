@@ -6,6 +6,7 @@ Contract of DRA: D2, D3, D5, D8. Which driver allocated which claim is handed in
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -171,7 +172,7 @@ class Drivers:
         if error:
             self.refusals.append(error)
             return None
-        instance = Instance(info.name, service, Path(info.endpoint), Channel(info.endpoint))
+        instance = Instance(info.name, service, Path(info.endpoint), Channel(info.endpoint, math.inf, math.inf))
         self.instances.setdefault(info.name, []).append(instance)
         instance.health = self._background.spawn(self._watch_health(instance))
         return instance

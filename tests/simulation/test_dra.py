@@ -126,6 +126,12 @@ async def test_a_claim_is_prepared_once_listed_and_unprepared_after_its_last_pod
     assert driver.calls == [("prepare", ["u1"]), ("unprepare", ["u1"])]
 
 
+async def test_its_connection_lasts_however_much_is_called(kubelet: Kubelet, driver: ToyDriver) -> None:
+    for _ in range(2000):  # some frames each; a channel for a few calls ends at 4,096
+        await kubelet.drivers.end("p", [CLAIM])
+    assert len(driver.calls) == 2000
+
+
 async def test_a_claim_that_could_not_be_prepared_is_unprepared_too(kubelet: Kubelet, driver: ToyDriver) -> None:
     await kubelet.drivers.end("p", [CLAIM])
     assert driver.calls == [("unprepare", ["u1"])]

@@ -28,9 +28,10 @@ T = TypeVar("T")
 class Channel(grpclib.client.Channel):
     """A channel to the socket at `path`; it is closed where the other side sends more than an answer may have."""
 
-    def __init__(self, path: str, most_bytes: int = MESSAGE_LIMIT) -> None:
+    def __init__(self, path: str, most_bytes: float = MESSAGE_LIMIT, most_frames: float = _MOST_FRAMES) -> None:
+        """Prepare; a connection that is to last may bring any number of both (math.inf)."""
         super().__init__(path=path, codec=Codec())
-        self.most_bytes = most_bytes
+        self.most_bytes, self.most_frames = most_bytes, most_frames
         self.excess = ""
         """What the other side sent too much of: `more than 16 MiB`; empty if nothing."""
 
@@ -98,9 +99,9 @@ class _Connection(H2Protocol):
         self._bytes += len(data)
         self._frames += self._counter.count(data)
         if self._bytes > self._channel.most_bytes:
-            self._channel.excess = f"more than {self._channel.most_bytes >> 20} MiB"
-        elif self._frames > _MOST_FRAMES:
-            self._channel.excess = f"more than {_MOST_FRAMES:,} frames"
+            self._channel.excess = f"more than {int(self._channel.most_bytes) >> 20} MiB"
+        elif self._frames > self._channel.most_frames:
+            self._channel.excess = f"more than {self._channel.most_frames:,} frames"
         else:
             super().data_received(data)
             return
