@@ -254,3 +254,18 @@ async def test_a_claim_has_the_kubelet_asked_and_its_end_ends_all_that_is_being_
         house.node.released([claim])
         house.node.claims_asked()
         assert house.told.all[1:] == [["a"], (CARDS,), (CARDS,), "asked"]
+
+
+async def test_the_kubelet_writes_its_record_by_anothers_list_where_a_resource_is_served_by_dra() -> None:
+    """What pods hold of it from before can end only with a newer record."""
+    by_dra, other = resource(CARDS), resource("a.example/other")
+    by_dra = replace(by_dra, spec=replace(by_dra.spec, serve="dra"))
+    async with anyio.create_task_group() as tasks:
+        house = House(tasks)
+        house.node.inventory = inventory(by_dra, other)
+        house.node.inventory.take(house.now)
+        house.published.lists.clear()
+        house.published._take = house.node.inventory.take
+        house.node.resend(CARDS)
+        assert list(house.published.lists) == [other.name]
+        tasks.cancel_scope.cancel()
