@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from agent.cli import connection, options, output
-from agent.config import Config
 from agent.runtime.errors import unknown
+
+if TYPE_CHECKING:
+    from agent.config import Config
 
 
 @click.command(
