@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from agent.dra.names import device_name, slice_name
 from agent.health.judgement import DRAINED
@@ -72,13 +73,18 @@ def named(found: Iterable[Found]) -> dict[str, Found]:
     return {device_name(it.device.key if keys[it.device.key] == 1 else first): it for it, first in every}
 
 
-def offers(found: Iterable[Found], slots: Mapping[str, Slot], claims: Mapping[str, Held]) -> list[Offer]:
+def offers(
+    found: Iterable[Found], slots: Mapping[str, Slot], claims: Mapping[str, Held], before: Iterable[Offer] = ()
+) -> list[Offer]:
     """What a pool offers of these devices of its resource: all but what pods have by the device plugin API.
+
+    A device that has gone stays while a claim has it, as it was: else nothing could be said of it, and no pod be evicted.
 
     Args:
         found: the devices that the resource has.
         slots: its list.
         claims: what pods hold of it, by ID.
+        before: what this returned last.
     """
     made = []
     for name, it in sorted(named(found).items()):
@@ -94,6 +100,12 @@ def offers(found: Iterable[Found], slots: Mapping[str, Slot], claims: Mapping[st
         ]
         tokens = len(by_claim) + len(fit or free) if len(ids) > 1 else 0
         made.append(Offer(name, it.device, said, tokens, bool(by_claim)))
+    there, earlier = {it.name for it in made}, {it.name: it for it in before}
+    for device_id, held in sorted(claims.items()):
+        old = earlier.get(held.claim.device) if held.claim is not None else None
+        if old is not None and old.name not in there and device_id in slots:
+            there.add(old.name)
+            made.append(replace(old, health=slots[device_id].health, is_held=True))
     return made
 
 

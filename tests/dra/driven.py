@@ -130,7 +130,7 @@ class Stage:
         self.ledger = Ledger()
         self.owners = Owners(self.ledger, self.inventory)
         self.jobs = Jobs(HardwareQueue(), self._look)
-        self.kubelet = Kubelet(root / "kubelet", serves_dra=True, clock=Clock(FAST))
+        self.kubelet = Kubelet(root / "k", serves_dra=True, clock=Clock(FAST))
         self.problems = Problems()
         for key in "abc":
             self.found(toy(key, attributes={"is": ("toy",)}))

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 from msgspec.structs import replace
 
+from agent.dra.names import device_name
 from agent.dra.publisher import Publisher, Settings
 from agent.dra.slices import Eviction
 from agent.inventory.inventory import Inventory
@@ -31,7 +32,7 @@ def claimed(name: str, replicas: int = 1) -> Resource[Any]:
 
 def by_claim(held: Held, uid: str = "claim-1") -> Held:
     """The same, held by a ResourceClaim."""
-    return replace(held, claim=ResourceClaim(uid, "default", "claim", "", ""))
+    return replace(held, claim=ResourceClaim(uid, "default", "claim", "", device_name(held.id)))
 
 
 class Stage:

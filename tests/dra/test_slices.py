@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 from agent.config import load
 from agent.discovery.backend_factory import make_backends
 from agent.dra import slices
-from agent.dra.slices import Entry
+from agent.dra.slices import Entry, Offer
 from agent.inventory.inventory import Inventory
 from agent.inventory.survey import PATIENCE, survey
 from agent.model import Health, State
@@ -33,11 +34,14 @@ def with_attributes(key: str, **attributes: str) -> Device:
     return replace(it, attributes={**it.attributes, **{name: (value,) for name, value in attributes.items()}})
 
 
+def offered(it: Inventory, before: Iterable[Offer] = ()) -> list[Offer]:
+    found = [one for one in it.placed() if one.placed is not None and one.placed.resource == GPU]
+    return slices.offers(found, it.slots(GPU), it.claims(GPU), before)
+
+
 def pool(it: Inventory, known: Any = None, driver: str = DRIVER) -> dict[str, Entry]:
     """The devices of the resource, as its slices have them."""
-    found = [one for one in it.placed() if one.placed is not None and one.placed.resource == GPU]
-    offered = slices.offers(found, it.slots(GPU), it.claims(GPU))
-    made = slices.entries(offered, GPU, known, driver, (), 1000.0, {})
+    made = slices.entries(offered(it), GPU, known, driver, (), 1000.0, {})
     devices = [one.entry for one in made.values()]
     check({"devices": devices, "pool": {"resourceSliceCount": 1}})
     return {one["name"]: one for one in devices}
@@ -157,3 +161,17 @@ def test_the_api_server_takes_what_real_machines_have(name: str, tmp_path: Path)
         for part in slices.wanted("node", DRIVER, "pool", devices):
             check({"devices": part.devices, "pool": {"resourceSliceCount": 1}})
         assert len({frozenset(n for n in one["attributes"] if "/" not in n) for one in devices}) <= 1
+
+
+def test_a_device_that_has_gone_stays_in_its_slice_with_a_taint_while_a_claim_has_it() -> None:
+    it = inventory(device("a", GPU), device("b", GPU))
+    before = offered(it)
+    claim = by_claim(held(GPU, "a", device("a", GPU)))
+    it.claim([claim])
+    it.update(fakes.KIND, {"a": ()})
+    gone, well = offered(it, before)[::-1]
+    assert (gone.name, gone.health.reason, gone.is_held, well.name) == ("a", "gone", True, "b")
+    made = slices.entries([gone, well], GPU, None, DRIVER, ["a"], 1000.0, {})
+    assert made["a"].entry["taints"][0]["effect"] == "NoExecute"
+    it.unclaim([claim])
+    assert [one.name for one in offered(it, before)] == ["b"]
