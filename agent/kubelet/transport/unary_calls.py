@@ -1,6 +1,6 @@
 """Answers unary calls straight from HTTP/2: a handler begins when its request is whole, and its reply leaves in one write.
 
-grpclib has a stream, a buffer, four events and two context managers for each call, a fifth of an Allocate's time. What a
+grpclib has a stream, a buffer, four events and two context managers for each call, a tenth of an Allocate's time. What a
 kubelet does not send (a deadline, another content type) goes grpclib's way, and is refused there where it is wrong.
 """
 
