@@ -7,8 +7,8 @@ held by nobody else. A driver is the last that can refuse one device to two work
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -19,7 +19,11 @@ from agent.model import Held, ResourceClaim, Slot
 from agent.runtime.errors import brief, unknown
 from backends.base import AllocationRefused, ContainerEdits, Device, Grant
 
-_AGAIN: Final = "The kubelet tries again by itself"
+K = TypeVar("K", bound=Hashable)
+
+AGAIN: Final = "The kubelet tries again by itself"
+"""What a refusal says that heals by itself."""
+
 _UNITS: Final = {"": 1, "k": 1000, "M": 1000**2, "Ki": 1024, "Mi": 1024**2}
 """Suffixes of a whole quantity (k8s.io/apimachinery/pkg/api/resource): the API server writes 1000 as `1k`."""
 
@@ -167,14 +171,14 @@ def read(claim: Mapping[str, Any], uid: str, namespace: str, name: str, driver: 
     try:
         found = msgspec.convert(claim, _Claim)
     except msgspec.ValidationError as error:
-        raise AllocationRefused(f"{called} is not understood: {error}. {_AGAIN}.") from None
+        raise AllocationRefused(f"{called} is not understood: {error}. {AGAIN}.") from None
     if found.metadata.uid != uid:
         raise AllocationRefused(
             f"{called} was replaced: its UID is {brief(found.metadata.uid)}, and the pod's claim has {uid}. "
             "Create the pod again."
         )
     if found.status.allocation is None:
-        raise AllocationRefused(f"{called} is not allocated. {_AGAIN}.")
+        raise AllocationRefused(f"{called} is not allocated. {AGAIN}.")
     devices = found.status.allocation.devices
     results = tuple(_result(it, called, devices.config) for it in devices.results if it.driver == driver)
     pods = frozenset(it.uid for it in found.status.reserved_for if it.resource == "pods")
@@ -325,7 +329,7 @@ def give(
         if candidate is None or not candidate.slots:
             raise AllocationRefused(
                 f"Device {brief(result.device)} of pool {brief(result.pool)} is not in that pool at the moment: it is gone, "
-                f"or a pod has it by another resource's name, or its resource has another API now. {_AGAIN}."
+                f"or a pod has it by another resource's name, or its resource has another API now. {AGAIN}."
             )
         slots = candidate.slots[:1] if result.is_admin else _chosen(claim, result, candidate, taken)
         if not is_prepared:
@@ -368,7 +372,7 @@ def _check(result: Result, slot: Slot) -> None:
     if slot.health.offered or result.is_admin or result.is_tolerant:
         return
     why = (slot.health.message or slot.health.reason).rstrip(".")
-    raise AllocationRefused(f"Device {brief(result.device)} of pool {result.pool} cannot be used now: {why}. {_AGAIN}.")
+    raise AllocationRefused(f"Device {brief(result.device)} of pool {result.pool} cannot be used now: {why}. {AGAIN}.")
 
 
 def _held(claim: Allocated, result: Result, candidate: Candidate, grant: Grant, boot: str) -> Held:
@@ -386,7 +390,7 @@ def _in_use(result: Result, other: Held | None) -> AllocationRefused:
         who = f"a pod has {brief(other.id)} of {other.resource}, which is"
     return AllocationRefused(
         f"Device {brief(result.device)} of pool {result.pool} is in use: {who} the same hardware. It is given to this claim "
-        f"once that is over. {_AGAIN}."
+        f"once that is over. {AGAIN}."
     )
 
 
@@ -442,12 +446,12 @@ def narrowed(edits: ContainerEdits, given: Given) -> ContainerEdits:
     return edits
 
 
-def together(given: Iterable[Given]) -> list[list[Given]]:
-    """The results of one request and one resource together: a container gets all of them or none."""
-    groups: dict[tuple[str, str], list[Given]] = {}
+def grouped(given: Iterable[Given], key: Callable[[Given], K]) -> dict[K, list[Given]]:
+    """The results that have something in common, by that, in their order."""
+    groups: dict[K, list[Given]] = {}
     for it in given:
-        groups.setdefault((it.result.request, it.resource), []).append(it)
-    return list(groups.values())
+        groups.setdefault(key(it), []).append(it)
+    return groups
 
 
 # --- what a container can read of its devices ---

@@ -8,7 +8,6 @@ What goes wrong with a claim is a sentence in its answer: the kubelet shows it i
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import re
 import time
@@ -23,7 +22,7 @@ from grpclib.server import Stream
 from msgspec import Struct
 
 from agent.discovery.sources.paths import POLL
-from agent.dra.names import pool_name
+from agent.dra.names import digest, pool_name
 from agent.dra.preparation import Called, House, Preparer, ReadClaim
 from agent.kubelet.api import dra as api
 from agent.kubelet.transport.client import listens
@@ -360,7 +359,7 @@ def _stem(driver: str, registry: Path) -> str:
     room = SOCKET_PATH_LIMIT - len(os.fsencode(registry)) - len("/-01234567-reg.sock")
     if len(driver) <= room:
         return driver
-    return f"dra-{hashlib.blake2b(driver.encode(), digest_size=8).hexdigest()}"
+    return f"dra-{digest(driver)}"
 
 
 def _remove_dead(directory: Path, name: re.Pattern[str]) -> None:

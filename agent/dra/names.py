@@ -64,13 +64,13 @@ def pool_name(node: str, resource: str) -> str:
     """The pool of a node's devices of a resource: `node1/nvidia.com/gpu`. Each part is a DNS subdomain, as the API asks for."""
     domain, _, name = resource.partition("/")
     made = f"{node}/{domain}/{device_name(name)}"
-    return made if len(made) <= MOST_IN_POOL else f"{_digest(node)}/{domain}/{device_name(name)}"
+    return made if len(made) <= MOST_IN_POOL else f"{digest(node)}/{domain}/{device_name(name)}"
 
 
 def slice_name(node: str, driver: str, pool: str, number: int) -> str:
     """The name of a pool's slice: for ever the same, so that two writers cannot make it twice."""
     begin = f"{node}-{driver}"[: MOST_IN_POOL - 2 * _DIGEST - 8].rstrip("-.")
-    return f"{begin}-{_digest(f'{driver} {pool}')}-{number}"
+    return f"{begin}-{digest(f'{driver} {pool}')}-{number}"
 
 
 def _marked(text: str, *, hyphens: bool) -> str:
@@ -116,8 +116,9 @@ def _read(name: str) -> str:
 
 
 def _shortened(made: str, whole: str, most: int) -> str:
-    return f"{made[: most - 3 - 2 * _DIGEST].rstrip('-')}--z{_digest(whole)}"
+    return f"{made[: most - 3 - 2 * _DIGEST].rstrip('-')}--z{digest(whole)}"
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """What stands for a text that is too long for a name."""
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST).hexdigest()

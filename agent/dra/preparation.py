@@ -25,7 +25,7 @@ from agent.cdi.on_demand import Cdi
 from agent.claims.ledger import Ledger, names_of
 from agent.discovery.sources.base import boot_id
 from agent.dra import claims
-from agent.dra.claims import Allocated, Candidate, Given
+from agent.dra.claims import AGAIN, Allocated, Candidate, Given, grouped
 from agent.dra.names import pool_name
 from agent.dra.slices import Offer, entries, named
 from agent.inventory.decision import is_meant_for_one
@@ -49,7 +49,6 @@ _FIRST_COLLECTION: Final = 2.0  # seconds that the start waits for the kubelet, 
 _COLLECT_AGAIN: Final = 10.0  # seconds before a kubelet or an API server that did not answer is asked again
 _THREADS: Final = 2
 _METADATA: Final = "dra-device-metadata"  # as the helper of Go drivers calls it (kubeletplugin/metadata.go)
-_AGAIN: Final = "The kubelet tries again by itself"
 
 log = structlog.get_logger()
 
@@ -178,13 +177,13 @@ class Preparer:
                     called.uid, called.namespace, called.name, self._driver,
                 )  # fmt: skip
             except ApiError as error:
-                raise AllocationRefused(f"{called} cannot be read: {error.sentence.rstrip('.')}. {_AGAIN}.") from error
+                raise AllocationRefused(f"{called} cannot be read: {error.sentence.rstrip('.')}. {AGAIN}.") from error
             return await self._prepare(allocated)
 
     async def _prepare(self, claim: Allocated) -> list[Ready]:
         given = await self._give(claim)
         if claim.uid not in self._prepared:
-            for resource, those in _by_resource(given).items():
+            for resource, those in grouped(given, lambda it: it.resource).items():
                 if using := [
                     it for it in those if it.held
                 ]:  # others are an admin's, for whom nothing is done to hardware
@@ -198,7 +197,7 @@ class Preparer:
             why = words(error) if str(error) else f"not done within {_WRITE_DEADLINE:g} s"
             raise AllocationRefused(
                 f"The CDI specification of ResourceClaim {claim.namespace}/{claim.name}, by which the container runtime knows "
-                f"its devices, cannot be written: {why}. {_AGAIN}; this node's administrator must let Fairlead write there."
+                f"its devices, cannot be written: {why}. {AGAIN}; this node's administrator must let Fairlead write there."
             ) from error
         self._prepared.add(claim.uid)
         return ready
@@ -268,7 +267,7 @@ class Preparer:
             if (was.device.hardware, was.device.identity) != (it.device.hardware, it.device.identity):
                 raise AllocationRefused(
                     f"Device {it.result.device} of pool {it.result.pool} was exchanged for another while it was made ready. "
-                    f"{_AGAIN}."
+                    f"{AGAIN}."
                 )
         return now
 
@@ -277,11 +276,13 @@ class Preparer:
     ) -> tuple[dict[str, ContainerEdits], dict[str, bytes], list[Ready]]:
         """What the claim's specification says, by the names of its devices; its metadata, by request; the kubelet's answer."""
         files, ready = dict[str, ContainerEdits](), list[Ready]()
-        metadata = {request: self._metadata(claim, those) for request, those in _by_request(given).items()}
+        by_request = grouped(given, lambda it: it.result.request)
+        metadata = {request: self._metadata(claim, those) for request, those in by_request.items()}
         unmounted = set(metadata)
-        for group in claims.together(given):
+        # a container gets all devices of a request and a resource, or none
+        for group in grouped(given, lambda it: (it.result.request, it.resource)).values():
             if (resource := self._house.inventory.resource(group[0].resource)) is None:
-                raise AllocationRefused(f"{group[0].resource} is no longer offered on this node. {_AGAIN}.")
+                raise AllocationRefused(f"{group[0].resource} is no longer offered on this node. {AGAIN}.")
             ask = partial(self._house.allocator.edits, resource)
             whole = ask(sorted((grant for it in group for grant in it.grants), key=lambda it: it.id))
             others = sorted(await self._house.cdi.named(resource, whole))
@@ -448,17 +449,3 @@ class Preparer:
 def _check_uid(called: Called) -> None:
     if UID.fullmatch(called.uid) is None:
         raise AllocationRefused(f"{called} has {called.uid[:100]!r} for a UID, which is none.")
-
-
-def _by_request(given: Iterable[Given]) -> dict[str, list[Given]]:
-    found: dict[str, list[Given]] = {}
-    for it in given:
-        found.setdefault(it.result.request, []).append(it)
-    return found
-
-
-def _by_resource(given: Iterable[Given]) -> dict[str, list[Given]]:
-    found: dict[str, list[Given]] = {}
-    for it in given:
-        found.setdefault(it.resource, []).append(it)
-    return found
