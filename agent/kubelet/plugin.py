@@ -406,16 +406,12 @@ class Plugin:
         if self._left:
             await self._until_back(ids)
         try:
-            if self._is_silent and not was_silent and self.relay is None:  # its kubelet would crash at our reply (A7.1)
-                raise AllocationRefused(
-                    f"another plugin has registered {self.resource} while this request waited. Create the pod again."
-                )
             if self.relay is not None:
                 with suppress(StandbyLostError):
                     return await self.relay.allocate(self.resource, ids)
-            self._see_that_we_serve()
+            self._see_that_we_serve(was_silent=was_silent)
             given = await self._allocate_ids(self.resource, ids, self._was_told)
-            self._see_that_we_serve()
+            self._see_that_we_serve(was_silent=was_silent)
         except AllocationRefused as refused:
             self._counts.allocations[self.resource, "refused"] += 1
             log.warning("allocation-refused", resource=self.resource, ids=brief_list(ids), reason=refused.sentence)
@@ -423,11 +419,19 @@ class Plugin:
         self._counts.allocations[self.resource, "granted"] += 1
         return given
 
-    def _see_that_we_serve(self) -> None:
-        """Refuse where another agent has taken back what it gave us: this process stood still, and does not know it yet.
+    def _see_that_we_serve(self, *, was_silent: bool = True) -> None:
+        """Refuse where another plugin or agent has the name by now: its list may lack what we would give.
 
-        That agent's lists may lack what we would give, and the kubelet would crash at our reply (kubelet contract: A7.1).
+        Its kubelet would crash at our reply (kubelet contract: A7.1). An agent that takes back what it gave us does not tell one
+        that stands still.
+
+        Args:
+            was_silent: had the kubelet another plugin's list when it asked? Then it has asked with that.
         """
+        if self._is_silent and not was_silent and self.relay is None:
+            raise AllocationRefused(
+                f"another plugin has registered {self.resource} while this request waited. Create the pod again."
+            )
         if self._lock is not None and self._lock.is_replaced:
             raise AllocationRefused(
                 f"this process of Fairlead stood still, and another one serves {self.resource} by now. Create the pod again."

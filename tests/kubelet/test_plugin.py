@@ -585,6 +585,24 @@ async def test_an_agent_that_stood_still_while_another_took_its_place_gives_noth
     assert given == [("a",), ("b",)], "what begins afterwards is not even tried"
 
 
+@pytest.mark.parametrize("before", [True, False], ids=["known before", "found out meanwhile"])
+async def test_an_allocate_that_meets_another_plugins_registration_is_refused(tmp_path: Path, before: bool) -> None:
+    """Its list may lack what would be given; who asks with that list asks us as the plugin before it."""
+
+    async def give(resource: str, ids: Sequence[str], told: Callable[[str], bool]) -> wire.Encoded:
+        plugin.silence(True)
+        return await nothing(resource, ids, told)
+
+    plugin = Plugin(TOY, give)
+    plugin.silence(before)
+    async with served(tmp_path / "s", plugin), connected(tmp_path / "s") as client:
+        if before:
+            await client.allocate("a")
+            return
+        with pytest.raises(GRPCError, match="another plugin has registered"):
+            await client.allocate("a")
+
+
 class Told:
     """An allocation that asks of each ID whether the kubelet was told, and hands nothing out."""
 
