@@ -125,8 +125,8 @@ class Dra:
         """Why no pod gets devices of a resource that is served so; empty if they do."""
         if not self.serves(name) or self._inventory.resource(name) is None:
             return ""
-        if not self.is_offered(name) and (lasting := [it.sentence for it in (self._lacking, self._away) if it.lasts]):
-            return lasting[0]
+        if self._away.lasts and not self.is_offered(name):
+            return self._away.sentence
         return self._driver.complaint if self._driver is not None else ""
 
     def changed(self, resources: Iterable[str]) -> None:
