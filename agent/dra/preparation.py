@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 import anyio
 import structlog
@@ -39,16 +39,13 @@ from agent.kubernetes.api import ApiError
 from agent.model import HEALTHY, Held, ResourceClaim
 from agent.runtime import running_time
 from agent.runtime.errors import words
-from agent.runtime.workers import NoWorkerError, Workers
+from agent.runtime.workers import NoWorkerError, OneAtATime
 from backends.base import AllocationRefused, Backend, ContainerEdits, Host, Mount
-
-T = TypeVar("T")
 
 _WRITE_DEADLINE: Final = 10.0  # seconds that the disk may take; the kubelet waits 45 for all of it (D3)
 _LIST_DEADLINE: Final = 5.0  # seconds
 _FIRST_COLLECTION: Final = 2.0  # seconds that the start waits for the kubelet, the API server and the disk
 _COLLECT_AGAIN: Final = 10.0  # seconds before a kubelet or an API server that did not answer is asked again
-_THREADS: Final = 2
 _METADATA: Final = "dra-device-metadata"  # as the helper of Go drivers calls it (kubeletplugin/metadata.go)
 
 log = structlog.get_logger()
@@ -118,8 +115,7 @@ class Preparer:
         """
         self._driver, self._node, self._house, self._claim, self._serves = driver, node, house, claim, serves
         self._files = ClaimFiles(house.host, driver, directory / _METADATA)
-        self._workers = Workers("CDI of claims", _THREADS)
-        self._rooms = asyncio.Semaphore(_THREADS)
+        self._disk = OneAtATime("CDI of claims")
         self._boot = boot_id(house.host)
         self._prepared: set[str] = set()
         """UIDs of the claims that are ready since this boot."""
@@ -132,8 +128,8 @@ class Preparer:
         self._found: tuple[int, Mapping[str, Mapping[str, Found]]] = (-1, {})
 
     def close(self) -> None:
-        """End the idle threads."""
-        self._workers.close()
+        """End the idle thread."""
+        self._disk.close()
 
     def pools(self) -> dict[str, str]:
         """Pool → its resource, of what is served now."""
@@ -183,7 +179,7 @@ class Preparer:
         files, metadata, ready = await self._edits(claim, given)
         try:
             async with running_time.timeout(_WRITE_DEADLINE):
-                await self._aside(partial(self._files.write, claim.uid, files, metadata))
+                await self._disk.run(partial(self._files.write, claim.uid, files, metadata))
         except (OSError, NoWorkerError, TimeoutError) as error:
             why = words(error) if str(error) else f"not done within {_WRITE_DEADLINE:g} s"
             raise AllocationRefused(
@@ -331,7 +327,7 @@ class Preparer:
             OSError: the specification cannot be removed.
             NoWorkerError: an earlier call hangs.
         """
-        await self._aside(partial(self._files.remove, uid))
+        await self._disk.run(partial(self._files.remove, uid))
         self._prepared.discard(uid)
         if ended := self._house.ledger.unprepared(uid):
             await self._house.node.unprepared(ended)
@@ -346,7 +342,7 @@ class Preparer:
 
     async def _recall(self) -> None:
         """Find which claims are ready since this boot: those that have their specifications."""
-        there = await self._aside(self._files.uids)
+        there = await self._disk.run(self._files.uids)
         held = (it.claim for it in self._house.ledger.held() if it.claim is not None)
         self._prepared |= {it.uid for it in held if it.boot == self._boot and it.uid in there}
 
@@ -364,7 +360,7 @@ class Preparer:
         """
         try:
             pods = await list_pods(self._house.pod_resources, _LIST_DEADLINE)
-            there = await self._aside(self._files.left)
+            there = await self._disk.run(self._files.left)
         except (PodResourcesError, OSError, NoWorkerError):
             return False
         listed = {(it.namespace, it.claim): it.cdi_devices for it in pods if it.claim}
@@ -432,11 +428,6 @@ class Preparer:
         finally:
             if not lock.locked() and not lock._waiters:
                 self._locks.pop(uid, None)
-
-    async def _aside(self, call: Callable[[], T]) -> T:
-        """Make a blocking call in a thread, once there is one."""
-        async with self._rooms:
-            return await self._workers.start(call)
 
 
 def _check_uid(called: Called) -> None:
