@@ -25,7 +25,7 @@ from agent.runtime.errors import FairleadError
 from agent.simulation.plugin_connections import Handler
 from agent.simulation.pods import Phase
 from agent.simulation.sockets import Version
-from tests.deterministic.world import KUBELETS, LATE, RIVALS, SHARED, STUB, WIDGET, UnfitError, World
+from tests.deterministic.world import KUBELETS, LATE, RIVALS, SHARED, STUB, WIDGET, AgentProcess, UnfitError, World
 from tests.simulation.plugin import ToyPlugin, devices
 
 Body = Callable[[World, random.Random], AsyncIterator[None]]
@@ -318,12 +318,32 @@ async def a_hand_over_goes_wrong(w: World, rng: random.Random) -> AsyncIterator[
                 victim.process.faults.add("disk-slow")
         yield
         victim.process.faults.discard("disk-slow")
-        if not first.process.is_dead:
-            await asyncio.wait([ending])
-        ending.cancel()
-        if not w.agents:
-            await w.start_agent().is_ready()
-        await asyncio.sleep(12.0)
+        await _end_hand_over(w, first, ending)
+
+
+@fault(3, "agent", "kubelet", "checkpoint")
+async def an_agent_dies_at_some_turn_of_a_hand_over(w: World, rng: random.Random) -> AsyncIterator[None]:
+    """Either of both: what takes no time has many turns."""
+    first, second = w.agent, w.start_agent()
+    await second.is_ready()
+    with w.model.unseen():
+        ending = asyncio.create_task(first.end())
+        await asyncio.sleep(rng.choice([0.0, 0.0, 0.05, 0.5]) * rng.random())
+        for _ in range(rng.randrange(rng.choice([10, 30, 100, 300]))):
+            await asyncio.sleep(0)
+        if (victim := rng.choice([first, second])) in w.agents:
+            victim.get(signal.SIGKILL)
+        yield
+        await _end_hand_over(w, first, ending)
+
+
+async def _end_hand_over(w: World, first: AgentProcess, ending: asyncio.Task[None]) -> None:
+    if not first.process.is_dead:
+        await asyncio.wait([ending])
+    ending.cancel()
+    if not w.agents:
+        await w.start_agent().is_ready()
+    await asyncio.sleep(12.0)
 
 
 @fault(4, "disk")
