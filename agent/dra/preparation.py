@@ -8,9 +8,8 @@ of ours, and what it says of a claim is enough to unprepare it without the API s
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -27,7 +26,8 @@ from agent.discovery.sources.base import boot_id
 from agent.dra import claims
 from agent.dra.claims import AGAIN, Allocated, Candidate, Given, grouped
 from agent.dra.names import pool_name
-from agent.dra.slices import Offer, entries, named
+from agent.dra.slices import Named, Offer, entries
+from agent.hardware.queue import HardwareQueue
 from agent.inventory.decision import is_meant_for_one
 from agent.inventory.inventory import Inventory
 from agent.inventory.selection import Found
@@ -136,9 +136,9 @@ class Preparer:
         """UIDs of the claims that the kubelet has called us for."""
         self._giving: set[tuple[str, str]] = set()
         """Slots that are being given, and perhaps not in the ledger yet."""
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._turns = HardwareQueue()  # for a claim, by its UID: one thing at a time is done about it
         self._is_collected = False
-        self._found: tuple[int, Mapping[str, Mapping[str, Found]]] = (-1, {})
+        self._named = Named(house.inventory)
 
     def close(self) -> None:
         """End the idle threads."""
@@ -150,15 +150,7 @@ class Preparer:
 
     def devices(self, resource: str) -> Mapping[str, Found]:
         """The devices of a resource by their names in its pool."""
-        revision, found = self._found
-        if revision != self._house.inventory.revision:
-            by_resource: defaultdict[str, list[Found]] = defaultdict(list)
-            for it in self._house.inventory.placed():
-                if it.placed is not None:
-                    by_resource[it.placed.resource].append(it)
-            found = {name: named(those) for name, those in by_resource.items()}
-            self._found = self._house.inventory.revision, found
-        return found.get(resource, {})
+        return self._named.of(resource)
 
     # --- prepare ---
 
@@ -169,7 +161,7 @@ class Preparer:
             AllocationRefused: with a sentence for the pod's owner; the kubelet asks again.
         """
         _check_uid(called)
-        async with self._lock(called.uid):
+        async with self._turn(called.uid):
             self._touched.add(called.uid)
             try:
                 allocated = claims.read(
@@ -322,7 +314,7 @@ class Preparer:
             AllocationRefused: with a sentence for the pod's owner; the kubelet asks again.
         """
         _check_uid(called)
-        async with self._lock(called.uid):
+        async with self._turn(called.uid):
             self._touched.add(called.uid)
             try:
                 await self._end(called.uid)
@@ -332,7 +324,7 @@ class Preparer:
                 ) from error
 
     async def _end(self, uid: str) -> None:
-        """Remove a claim's specification and what it has; the caller holds its lock.
+        """Remove a claim's specification and what it has; the caller has its turn.
 
         Raises:
             OSError: the specification cannot be removed.
@@ -399,7 +391,7 @@ class Preparer:
 
     async def _end_untouched(self, uid: str) -> bool:
         """End a claim, unless the kubelet has called us for it meanwhile."""
-        async with self._lock(uid):
+        async with self._turn(uid):
             if uid not in self._touched:
                 try:
                     await self._end(uid)
@@ -414,7 +406,7 @@ class Preparer:
             found = await self._claim(namespace, name)
             uid = str(found["metadata"]["uid"])
             claim = claims.read(found, uid, namespace, name, self._driver)
-            async with self._lock(uid):
+            async with self._turn(uid):
                 if uid not in self._touched:
                     self._prepared.add(uid)  # a pod runs with it
                     given = await self._give(claim)
@@ -427,18 +419,9 @@ class Preparer:
             log.warning("claim-not-adopted", claim=f"{namespace}/{name}", reason=refused.sentence)
         return True
 
-    # --- one at a time ---
-
-    @asynccontextmanager
-    async def _lock(self, uid: str) -> AsyncIterator[None]:
+    def _turn(self, uid: str) -> AbstractAsyncContextManager[object]:
         """Nothing else is done about this claim meanwhile."""
-        lock = self._locks[uid]
-        try:
-            async with lock:
-                yield
-        finally:
-            if not lock.locked() and not lock._waiters:
-                self._locks.pop(uid, None)
+        return self._turns.take({uid}, moves=False)
 
     async def _aside(self, call: Callable[[], T]) -> T:
         """Make a blocking call in a thread, once there is one."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
@@ -23,7 +22,6 @@ from agent.dra import slices
 from agent.dra.names import pool_name
 from agent.dra.slices import Eviction, Made, Offer, Seen, Wanted, Write
 from agent.inventory.inventory import Inventory
-from agent.inventory.selection import Found
 from agent.kubernetes.api import WATCH, Api, ApiError, pause, read
 from agent.runtime.supervision.problems import Problems
 from backends.base import Backend
@@ -150,6 +148,7 @@ class Publisher:
             wall: seconds since the epoch.
         """
         self._settings, self._inventory, self._backends = settings, inventory, backends
+        self._named = slices.Named(inventory)
         self._clock, self._wall = clock, wall
         self._changed = asyncio.Event()
         self._seen: dict[str, Seen] = {}
@@ -294,14 +293,10 @@ class Publisher:
         served = {name: it for name, it in resources.items() if it.spec.serve == "dra" and it.spec.backend in ready}
         for name in self._pools.keys() - served.keys():
             del self._pools[name], self._offered[name], self._made[name]
-        found: defaultdict[str, list[Found]] = defaultdict(list)
-        for it in self._inventory.placed():
-            if it.placed is not None and it.placed.resource in served:
-                found[it.placed.resource].append(it)
         fresh = {name for name in served if stale is None or name in stale or name not in self._pools}
         for name in fresh:
             listed = self._inventory.slots(name), self._inventory.claims(name)
-            self._offered[name] = slices.offers(found[name], *listed, self._offered.get(name, ()))
+            self._offered[name] = slices.offers(self._named.of(name), *listed, self._offered.get(name, ()))
         evicting = {
             name: of for name, of in self._offered.items() if served[name].configured in self._settings.no_execute
         }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 
 from agent.dra.names import device_name, slice_name
 from agent.health.judgement import DRAINED
+from agent.inventory.inventory import Inventory
 from agent.inventory.selection import Found
 from agent.model import HEALTHY, Health, Held, Slot, State
 from backends.base import NUMBER, Attribute, Device
@@ -65,29 +67,43 @@ class Offer(Struct, frozen=True):
 
 
 def named(found: Iterable[Found]) -> dict[str, Found]:
-    """The devices of one resource by their names in its pool: their keys', and of keys that are there twice their first IDs'."""
+    """The devices of one resource by their names in its pool, in the order of these: their keys', and of keys that are there twice their first IDs'."""
     every = [(it, it.placed.ids[0]) for it in found if it.placed is not None and it.placed.ids]
-    keys: dict[str, int] = {}
-    for it, _ in every:
-        keys[it.device.key] = keys.get(it.device.key, 0) + 1
-    return {device_name(it.device.key if keys[it.device.key] == 1 else first): it for it, first in every}
+    keys = Counter(it.device.key for it, _ in every)
+    by_name = {device_name(it.device.key if keys[it.device.key] == 1 else first): it for it, first in every}
+    return {name: by_name[name] for name in sorted(by_name)}
+
+
+class Named:
+    """The devices of each resource by their names in its pool, which are made again where these are others."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+        self._known: dict[str, tuple[Collection[Found], dict[str, Found]]] = {}
+
+    def of(self, resource: str) -> Mapping[str, Found]:
+        """Those of one resource, as `named` has them."""
+        found = self._inventory.placed_in(resource)
+        if (known := self._known.get(resource)) is None or known[0] is not found:
+            known = self._known[resource] = found, named(found)
+        return known[1]
 
 
 def offers(
-    found: Iterable[Found], slots: Mapping[str, Slot], claims: Mapping[str, Held], before: Iterable[Offer] = ()
+    found: Mapping[str, Found], slots: Mapping[str, Slot], claims: Mapping[str, Held], before: Iterable[Offer] = ()
 ) -> list[Offer]:
     """What a pool offers of these devices of its resource: all but what pods have by the device plugin API.
 
     A device that has gone stays while a claim has it, as it was: else nothing could be said of it, and no pod be evicted.
 
     Args:
-        found: the devices that the resource has.
+        found: the devices that the resource has, as `named` has them.
         slots: its list.
         claims: what pods hold of it, by ID.
         before: what this returned last.
     """
     made = []
-    for name, it in sorted(named(found).items()):
+    for name, it in found.items():
         assert it.placed is not None
         ids = it.placed.ids
         by_claim = [device_id for device_id in ids if device_id in claims and claims[device_id].claim is not None]

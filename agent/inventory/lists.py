@@ -10,6 +10,29 @@ from agent.model import HEALTHY, Health, Held, Slot, Snapshot
 from agent.runtime import limits
 
 
+class Placed:
+    """The devices of one resource."""
+
+    def __init__(self) -> None:
+        self._devices: dict[Found, None] = {}
+        self._listed: tuple[Found, ...] | None = ()
+
+    def add(self, found: Found) -> None:
+        """One joins."""
+        self._devices[found], self._listed = None, None
+
+    def remove(self, found: Found) -> None:
+        """One leaves."""
+        del self._devices[found]
+        self._listed = None
+
+    def all(self) -> tuple[Found, ...]:
+        """All of them; the same object until one joins or leaves, or has other IDs."""
+        if self._listed is None:
+            self._listed = tuple(self._devices)
+        return self._listed
+
+
 class Listing:
     """One resource's slots; knows what changed since the last snapshot."""
 
@@ -17,6 +40,7 @@ class Listing:
         self.resource = resource
         self.slots: dict[str, Slot] = {}
         self.owners: dict[str, Found] = {}  # ID → the device behind it
+        self.placed = Placed()
         self.claims: dict[str, Held] = {}  # ID → the pod's claim
         self.dirty = True  # is another snapshot due?
         self.omitted = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import anyio
 import pytest
@@ -35,8 +36,7 @@ def with_attributes(key: str, **attributes: str) -> Device:
 
 
 def offered(it: Inventory, before: Iterable[Offer] = ()) -> list[Offer]:
-    found = [one for one in it.placed() if one.placed is not None and one.placed.resource == GPU]
-    return slices.offers(found, it.slots(GPU), it.claims(GPU), before)
+    return slices.offers(slices.Named(it).of(GPU), it.slots(GPU), it.claims(GPU), before)
 
 
 def pool(it: Inventory, known: Any = None, driver: str = DRIVER) -> dict[str, Entry]:
@@ -153,7 +153,7 @@ def test_the_api_server_takes_what_real_machines_have(name: str, tmp_path: Path)
     backends = make_backends(host, resources)
     found = anyio.run(survey, resources, backends, PATIENCE).inventory
     for it in resources:
-        placed = [one for one in found.placed() if one.placed is not None and one.placed.resource == it.name]
+        placed = slices.named(found.placed_in(it.name))
         offered = slices.offers(placed, found.slots(it.name), {})
         assert len(offered) == len(placed)
         known = backends[it.spec.backend].attributes
@@ -175,3 +175,19 @@ def test_a_device_that_has_gone_stays_in_its_slice_with_a_taint_while_a_claim_ha
     assert made["a"].entry["taints"][0]["effect"] == "NoExecute"
     it.unclaim([claim])
     assert [one.name for one in offered(it, before)] == ["b"]
+
+
+def test_of_many_resources_only_those_whose_devices_are_others_have_their_devices_named_again() -> None:
+    other = "example.com/other"
+    it = fakes.inventory(claimed(GPU), claimed(other), devices=[device("a", GPU), device("b", GPU), device("c", other)])
+    known = slices.Named(it)
+    before = {name: known.of(name) for name in (GPU, other)}
+    assert [*before[GPU], *before[other]] == ["a", "b", "c"]
+    with patch.object(slices, "device_name", side_effect=slices.device_name) as named:
+        it.set_health({"b": Health(State.UNHEALTHY, "dead", "It is dead.")})
+        assert known.of(GPU) is before[GPU]
+        assert not named.called
+        it.update(fakes.KIND, fakes.by_unit([device("d", other)]))
+        assert known.of(GPU) is before[GPU]
+        assert [*known.of(other)] == ["c", "d"]
+        assert [call.args for call in named.call_args_list] == [("c",), ("d",)]
