@@ -38,6 +38,7 @@ NVIDIA: Final = "gpu.nvidia.com"
 """NVIDIA's driver, and so the domain of its attributes (dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin/deviceinfo.go)."""
 
 _MOST_ATTRIBUTES: Final = 32  # of a device, with capacities (`ResourceSliceMaxAttributesAndCapacitiesPerDevice`)
+_OTHERS: Final = 7  # of them: `resource`, three of `_standard`, the memory under two names, tokens
 _MOST_IN_NAME: Final = 32  # characters (`DeviceMaxIDLength`)
 _MOST_IN_TEXT: Final = 64  # bytes (`DeviceAttributeMaxValueLength`)
 _MOST_IN_LABEL: Final = 63  # characters of a label's value, which a taint's is
@@ -47,6 +48,14 @@ _NUMA: Final = f"{STANDARD}/numaNode"
 _BUS: Final = f"{STANDARD}/pciBusID"
 PCIE_ROOT: Final = f"{STANDARD}/pcieRoot"
 """The host bridge above a device: what has the same is near each other."""
+_NVIDIAS: Final = {
+    "type": "type", "uuid": "uuid", "productName": "model", "brand": "brand", "architecture": "architecture",
+    "cudaComputeCapability": "compute_capability", "driverVersion": "driver_version",
+    "cudaDriverVersion": "cuda_version", "addressingMode": "addressing_mode", "profile": "profile", "parentUUID": "parent",
+}  # fmt: skip
+"""Attribute of NVIDIA's driver → that of ours which has it."""
+_OF_SOME: Final = ("addressingMode", "profile", "parentUUID")  # which its driver leaves out where there is none
+_OF_VERSIONS: Final = ("Version", "Capability")  # how names end whose values are versions
 _HELD: Final = "held"
 _MEMORY_UNITS: Final = ("Ki", "Mi", "Gi", "Ti")
 
@@ -174,7 +183,7 @@ class Made(Struct, frozen=True):
     offer: Offer
     is_evicted: bool
     names: Sequence[str]
-    """Of attributes of ours, which are those of all devices of the pool."""
+    """Of attributes of ours and of NVIDIA's, which are those of all devices of the pool."""
     entry: Entry
 
 
@@ -201,9 +210,12 @@ def entries(
         before: what this returned last: what has not changed is the same object.
     """
     names = dict.fromkeys(name for it in offered for name, values in it.device.attributes.items() if values)
-    ours = {_identifier(name): name for name in sorted(names) if name not in _OURS_ALREADY}
+    theirs = _nvidias(it.device for it in offered)
+    twice = {_NVIDIAS[name] for name in theirs}
+    by_need = sorted(names.keys() - _OURS_ALREADY, key=lambda name: (name in twice, name))
+    ours = {_identifier(name): name for name in by_need[: _MOST_ATTRIBUTES - _OTHERS - len(theirs)]}
     numbers = {name for name, it in (known or {}).items() if it.ranged or it.pattern == NUMBER.pattern}
-    written = tuple(ours)
+    written = (*ours, *theirs)
     made: dict[str, Made] = {}
     for it in offered:
         is_evicted = it.name in evicted
@@ -211,7 +223,7 @@ def entries(
         if old and old.is_evicted is is_evicted and old.names == written and _is_same(old.offer, it):
             made[it.name] = old
             continue
-        entry = _entry(it, resource, ours, numbers, driver, is_evicted=is_evicted, offset=offset)
+        entry = _entry(it, resource, ours, theirs, numbers, driver, is_evicted=is_evicted, offset=offset)
         made[it.name] = Made(it, is_evicted, written, entry)
     return made
 
@@ -225,18 +237,19 @@ def _entry(
     it: Offer,
     resource: str,
     ours: Mapping[str, str],
+    theirs: Sequence[str],
     numbers: Collection[str],
     driver: str,
     *,
     is_evicted: bool,
     offset: float,
 ) -> Entry:
+    domain = "" if driver == NVIDIA else f"{NVIDIA}/"
     attributes: Entry = {"resource": {"string": resource_value(resource)}, **dict(_standard(it.device))}
-    attributes.update(_nvidias(it.device, driver))
-    capacity = dict(_capacity(it))
+    attributes.update((f"{domain}{name}", value) for name, value in _as_nvidia(it.device, theirs))
+    capacity = dict(_capacity(it, *("", domain)[: 1 + bool(theirs)]))
     for written, name in ours.items():
-        if len(attributes) + len(capacity) < _MOST_ATTRIBUTES:
-            attributes.setdefault(written, _value(it.device.attributes.get(name, ()), is_number=name in numbers))
+        attributes.setdefault(written, _value(it.device.attributes.get(name, ()), is_number=name in numbers))
     entry: Entry = {"name": it.name, "attributes": attributes}
     if capacity:
         entry["capacity"] = capacity
@@ -265,28 +278,40 @@ def _standard(device: Device) -> Iterator[tuple[str, Entry]]:
         yield _NUMA, {"int": device.numa_node}
 
 
-def _nvidias(device: Device, driver: str) -> Iterator[tuple[str, Entry]]:
-    """What NVIDIA's driver says of its GPUs and MIG devices, so that selectors made for it find them."""
-    told = {name: values[0] for name, values in device.attributes.items() if values}
-    if told.get("vendor") != "10de" or "uuid" not in told:
-        return
-    domain = "" if driver == NVIDIA else f"{NVIDIA}/"
-    values = {
-        "type": "mig" if "gi" in told else "gpu",
-        "uuid": told["uuid"],
-        "productName": told.get("model", ""),
-        "profile": told.get("profile", "") if "gi" in told else "",
-        "parentUUID": told.get("parent", "") if "gi" in told else "",
-    }
-    for name, value in values.items():
-        if value:
-            yield f"{domain}{name}", {"string": _text(value)}
+def _as_nvidia(device: Device, names: Iterable[str]) -> Iterator[tuple[str, Entry]]:
+    """These of what NVIDIA's driver says of its GPUs and MIG devices, so that selectors made for it find them."""
+    told = {name: ",".join(values) for name, values in device.attributes.items()}
+    if _is_nvidias(device):
+        told["type"] = "mig" if "gi" in told else "gpu"
+    else:
+        told = {}  # another vendor's in the same pool
+    for name in names:
+        value = told.get(_NVIDIAS[name], "")
+        yield name, {"version": _version(value)} if name.endswith(_OF_VERSIONS) else {"string": _text(value)}
 
 
-def _capacity(it: Offer) -> Iterator[tuple[str, Entry]]:
+def _nvidias(devices: Iterable[Device]) -> list[str]:
+    """What NVIDIA's driver would say of the devices of a pool: always the same, and what only some have if one has it."""
+    theirs = [it for it in devices if _is_nvidias(it)]
+    had = {name for it in theirs for name, values in it.attributes.items() if any(values)}
+    return [name for name, of in _NVIDIAS.items() if theirs and (of in had or name not in _OF_SOME)]
+
+
+def _is_nvidias(device: Device) -> bool:
+    return device.attributes.get("vendor") == ("10de",) and any(device.attributes.get("uuid", ()))
+
+
+def _version(value: str) -> str:
+    """A version as NVIDIA's driver writes it, of three numbers: `580.159.4` for `580.159.04`; one that is not known is 0.0.0."""
+    numbers = re.match(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?(?:\.([0-9]{1,9}))?", value)
+    return ".".join(str(int(it or 0)) for it in (numbers.groups() if numbers else ("", "", "")))
+
+
+def _capacity(it: Offer, *domains: str) -> Iterator[tuple[str, Entry]]:
     """Its memory, which backends tell in MiB, and how many claims may share it."""
     if (memory := it.device.attributes.get("memory", ())) and memory[0].isdigit():
-        yield "memory", {"value": _binary(int(memory[0]))}
+        for domain in domains:
+            yield f"{domain}memory", {"value": _binary(int(memory[0]))}
     if it.tokens:
         policy = {"default": "1", "validRange": {"min": "1", "step": "1"}}
         yield TOKENS, {"value": decimal(it.tokens), "requestPolicy": policy}

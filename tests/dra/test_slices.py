@@ -80,19 +80,65 @@ def test_what_all_drivers_call_alike_is_called_so_and_a_numa_node_that_is_unknow
 
 def test_selectors_for_nvidias_driver_find_nvidias_gpus() -> None:
     uuid = "GPU-5a8c1f3e-0d3b-4b61-9c6e-2f1f3a1b7c90"
-    gpu = with_attributes(uuid, vendor="10de", uuid=uuid, model="NVIDIA H100 80GB HBM3")
+    gpu = with_attributes(
+        uuid, vendor="10de", uuid=uuid, model="NVIDIA H100 80GB HBM3", brand="Nvidia", architecture="Hopper",
+        compute_capability="9.0", driver_version="580.105.08", cuda_version="13.0", addressing_mode="HMM", memory="81559",
+    )  # fmt: skip
+    theirs = {  # a slice of NVIDIA's driver on a node with H100s, as the repository NVIDIA/aicr shows it
+        "addressingMode": {"string": "HMM"},
+        "architecture": {"string": "Hopper"},
+        "brand": {"string": "Nvidia"},
+        "cudaComputeCapability": {"version": "9.0.0"},
+        "cudaDriverVersion": {"version": "13.0.0"},
+        "driverVersion": {"version": "580.105.8"},
+        "productName": {"string": "NVIDIA H100 80GB HBM3"},
+        "type": {"string": "gpu"},
+        "uuid": {"string": uuid},
+    }
     (made,) = pool(inventory(gpu), KNOWN).values()
-    assert (
-        made["attributes"].items()
-        >= {
-            "gpu.nvidia.com/type": {"string": "gpu"},
-            "gpu.nvidia.com/uuid": {"string": uuid},
-            "gpu.nvidia.com/productName": {"string": "NVIDIA H100 80GB HBM3"},
-        }.items()
-    )
+    assert made["attributes"].items() >= {f"gpu.nvidia.com/{name}": value for name, value in theirs.items()}.items()
+    assert made["capacity"] == {name: {"value": "81559Mi"} for name in ("memory", "gpu.nvidia.com/memory")}
     (made,) = pool(inventory(gpu), KNOWN, driver="gpu.nvidia.com").values()
-    assert made["attributes"]["uuid"] == {"string": uuid}
-    assert made["attributes"]["type"] == {"string": "gpu"}
+    assert made["attributes"].items() >= theirs.items()
+    assert made["capacity"] == {"memory": {"value": "81559Mi"}}
+
+
+def test_a_selector_for_nvidias_driver_fails_for_no_device_of_a_pool_for_what_is_not_known_of_it() -> None:
+    """NVML knows one GPU and not the other; the third is another vendor's, the last a part of a GPU."""
+    known = with_attributes(
+        "a", vendor="10de", uuid="GPU-a", model="NVIDIA A30", addressing_mode="None", brand="Nvidia"
+    )
+    unknown = with_attributes("b", vendor="10de", uuid="GPU-b")
+    other = with_attributes("c", vendor="1002", uuid="c", model="AMD Instinct MI300X")
+    part = with_attributes(
+        "d", vendor="10de", uuid="MIG-d", parent="GPU-a", profile="1g.6gb", gi="1", driver_version="535.54"
+    )
+    made = {name: it["attributes"] for name, it in pool(inventory(known, unknown, other, part), KNOWN).items()}
+    assert len({frozenset(it) for it in made.values()}) == 1
+    told = {
+        name: [it[f"gpu.nvidia.com/{name}"] for it in made.values()]
+        for name in ("type", "productName", "profile", "addressingMode", "cudaComputeCapability", "driverVersion")
+    }
+    text = {name: [it["string"] for it in values] for name, values in told.items() if "string" in values[0]}
+    assert text == {
+        "type": ["gpu", "gpu", "", "mig"],
+        "productName": ["NVIDIA A30", "", "", ""],
+        "profile": ["", "", "", "1g.6gb"],
+        "addressingMode": ["None", "", "", ""],
+    }
+    assert told["cudaComputeCapability"] == [{"version": "0.0.0"}] * 4
+    assert told["driverVersion"] == [*[{"version": "0.0.0"}] * 3, {"version": "535.54.0"}]
+
+
+def test_a_device_of_which_more_is_known_than_a_slice_takes_loses_first_what_is_said_twice() -> None:
+    gpu = with_attributes(
+        "a", vendor="10de", uuid="GPU-a", model="NVIDIA A30", **{f"more_{number:02}": "x" for number in range(14)}
+    )
+    (made,) = pool(inventory(gpu)).values()
+    check({"devices": [made], "pool": {"resourceSliceCount": 1}})
+    names = {name for name in made["attributes"] if "/" not in name}
+    assert {f"more_{number:02}" for number in range(14)} < names
+    assert not {"model", "uuid"} & names
 
 
 def test_tokens_are_one_device_with_a_capacity_less_what_pods_have_by_device_plugin() -> None:
