@@ -126,6 +126,8 @@ class Dra:
         """Why no pod gets devices of a resource that is served so; empty if they do."""
         if not self.serves(name) or self._inventory.resource(name) is None:
             return ""
+        if not self.is_offered(name) and (lasting := [it.sentence for it in (self._lacking, self._away) if it.lasts]):
+            return lasting[0]
         return self._driver.complaint if self._driver is not None else ""
 
     def changed(self, resources: Iterable[str]) -> None:
@@ -174,11 +176,18 @@ class Dra:
             if mine is not None or has_claims:  # of which the kubelet tells the end, whatever is configured now
                 who = mine or record or self._who(self._config.dra)
                 self._start(tasks, who, "DRA", partial(self._drive, who))
+            if (
+                mine is not None and record is not None
+            ):  # the credentials of then may be gone: another way of installing
+                record = msgspec.structs.replace(record, kubeconfig=mine.kubeconfig)
             if record is not None and (mine is None or msgspec.structs.replace(record, resources=()) != mine):
                 await self._withdraw(record)
+                record = None
             if mine is not None:
-                self._record = record = self._record or mine
-                await self._publish(record)
+                before, self._record = self._record, record or mine
+                if before not in (None, self._record):
+                    await self._keep(frozenset(self._record.resources))
+                await self._publish(self._record)
             await anyio.sleep_forever()
 
     async def _drive(self, who: _Record, api: Api) -> None:
