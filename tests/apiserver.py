@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
-from tests.objects import GROUP, Objects, RefusalError
+from agent.simulation.objects import GROUP, Objects, RefusalError
 from tests.wait import until
 
 TOKEN: Final = "t0ken"

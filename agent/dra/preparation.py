@@ -31,6 +31,7 @@ from agent.hardware.queue import HardwareQueue
 from agent.inventory.decision import is_meant_for_one
 from agent.inventory.inventory import Inventory
 from agent.inventory.selection import Found
+from agent.inventory.tombstones import is_same
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.pods.podresources import PodResourcesError, list_pods
 from agent.kubelet.prestart import Starter
@@ -39,7 +40,7 @@ from agent.model import HEALTHY, Held, ResourceClaim
 from agent.runtime import running_time
 from agent.runtime.errors import words
 from agent.runtime.workers import NoWorkerError, Workers
-from backends.base import AllocationRefused, Backend, ContainerEdits, Host, Mount
+from backends.base import AllocationRefused, Backend, ContainerEdits, Device, Host, Mount
 
 T = TypeVar("T")
 
@@ -227,15 +228,30 @@ class Preparer:
             found.backend,
             tuple(it for it in slots if it is not None and it.device is not None),
             inventory.claims(resource),
-            tuple(self._on(found.device.hardware)),
+            tuple(self._in_the_way(resource, found.device)),
             is_meant_for_one(found.device, found.placed),
         )
 
-    def _on(self, hardware: frozenset[str]) -> Iterable[Held]:
-        """What is held of this hardware, through resources of ours and of other plugins."""
-        if not any(map(self._house.ledger.holds, hardware)):
+    def _in_the_way(self, resource: str, device: Device) -> Iterable[Held]:
+        """What is held so that nobody else may have this device: of its hardware, by another resource or plugin.
+
+        By its own resource it is what is exclusive, and the device itself, under another ID.
+        """
+        if not any(map(self._house.ledger.holds, device.hardware)):
             return ()
-        return (it for it in self._house.ledger.held() if not hardware.isdisjoint(it.hardware))
+        held = (it for it in self._house.ledger.held() if not device.hardware.isdisjoint(it.hardware))
+        return (
+            it
+            for it in held
+            if it.resource != resource
+            or not device.exclusive.isdisjoint(it.hardware)
+            or (is_same(it, device) and not self._is_there(it))
+        )
+
+    def _is_there(self, held: Held) -> bool:
+        """Has the ID that is held the device that was given?"""
+        device = self._house.inventory.device(held.slot)
+        return device is not None and is_same(held, device)
 
     async def _make_ready(self, resource: str, given: Sequence[Given]) -> None:
         grants = sorted((grant for it in given for grant in it.grants), key=lambda it: it.id)

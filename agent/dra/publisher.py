@@ -80,9 +80,10 @@ class _Pool(Struct, rename="camel"):
     resource_slice_count: int = 0
 
 
-class _Spec(Struct):
+class _Spec(Struct, rename="camel"):
     pool: _Pool = msgspec.field(default_factory=_Pool)
     devices: list[dict[str, Any]] = []
+    shared_counters: list[dict[str, Any]] = []
 
 
 class _Slice(Struct):
@@ -278,7 +279,7 @@ class Publisher:
     def _noted(self, it: _Slice) -> Seen:
         pool, name = it.spec.pool, it.metadata.name
         self._latest[pool.name] = max(self._latest.get(pool.name, 0), pool.generation)
-        content = slices.digest_of(it.spec.devices)
+        content = slices.digest_of(it.spec.devices, it.spec.shared_counters)
         returned, ours = self._returned.get(name, (b"", b""))
         content = ours if content == returned else content
         told = it.metadata.uid, it.metadata.resource_version
@@ -308,9 +309,11 @@ class Publisher:
             offered = [it for it in self._offered[name] if self._knows_taints or it.health.offered]
             known = self._backends[served[name].spec.backend].attributes
             evicted = {device for resource, device in self._evicted if resource == name}
-            self._made[name] = slices.entries(offered, name, known, driver, evicted, offset, self._made.get(name, {}))
+            counters, takes = slices.exclusions(offered)
+            before_it = self._made.get(name, {})
+            self._made[name] = slices.entries(offered, name, known, driver, evicted, offset, before_it, takes)
             devices = [it.entry for it in self._made[name].values()]
-            self._pools[name] = slices.wanted(node, driver, pool_name(node, name), devices)
+            self._pools[name] = slices.wanted(node, driver, pool_name(node, name), devices, counters)
             await asyncio.sleep(0)  # each takes a millisecond for 64 devices
         return later
 
@@ -407,7 +410,7 @@ class Publisher:
         document = slices.body(it, settings.node, settings.driver, self._owner)
         answer = await (api.call("PUT", path, document) if it.version else api.call("POST", _SLICES, document))
         said = read(answer, _Slice)
-        self._returned[it.name] = slices.digest_of(said.spec.devices), it.slice.content
+        self._returned[it.name] = slices.digest_of(said.spec.devices, said.spec.shared_counters), it.slice.content
         version, now = said.metadata.resource_version, self._seen.get(it.name)
         if self._heard.isdisjoint((version, said.metadata.uid)):
             self._seen[it.name] = self._noted(said)
@@ -417,7 +420,7 @@ class Publisher:
             self._seen[it.name] = self._noted(said)
         else:  # the watch is ahead of this answer: it was deleted or changed since
             self._changed.set()
-        if any("taints" in one for one in it.slice.devices):
+        if any("taints" in one for one in it.slice.spec.get("devices", ())):
             self._taints_come_back(are_there=any("taints" in one for one in said.spec.devices))
 
     def _taints_come_back(self, *, are_there: bool) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -20,8 +21,10 @@ from msgspec.structs import replace
 
 from agent.dra.names import device_name, slice_name
 from agent.health.judgement import DRAINED
+from agent.inventory.decision import is_meant_for_one
 from agent.inventory.inventory import Inventory
 from agent.inventory.selection import Found
+from agent.inventory.tombstones import owns_its_place
 from agent.model import HEALTHY, Health, Held, Slot, State
 from backends.base import NUMBER, Attribute, Device
 
@@ -56,6 +59,9 @@ _NVIDIAS: Final = {
 """Attribute of NVIDIA's driver → that of ours which has it."""
 _OF_SOME: Final = ("addressingMode", "profile", "parentUUID")  # which its driver leaves out where there is none
 _OF_VERSIONS: Final = ("Version", "Capability")  # how names end whose values are versions
+_MOST_SETS: Final = 8  # of counters in a slice (`ResourceSliceMaxCounterSets`)
+_MOST_SETS_OF_DEVICE: Final = 2  # (`ResourceSliceMaxDeviceCounterConsumptionsPerDevice`)
+_COUNTER: Final = "parts"
 _HELD: Final = "held"
 _MEMORY_UNITS: Final = ("Ki", "Mi", "Gi", "Ti")
 
@@ -174,6 +180,46 @@ def evicting(
     return chosen, min(later, default=None) if len(chosen) < rules.most else None
 
 
+# --- what excludes each other ---
+
+Counters = Mapping[str, int]
+"""Set of counters → how much there is of its one counter."""
+
+
+def exclusions(offered: Iterable[Offer]) -> tuple[Counters, Mapping[str, Counters]]:
+    """What keeps a scheduler from giving a stick to one claim and a node of it to another, as `decide` keeps pods from that.
+
+    A stick takes all of a counter that has as much as there are nodes of it, and each of these takes one: several claims
+    may have nodes of one stick. All else that is in two devices of a pool is there for several pods (a path with `limit`).
+
+    Args:
+        offered: what the pool offers.
+
+    Returns:
+        The sets of the pool, and device → what it takes of them.
+    """
+    alone = [it for it in offered if not it.tokens and it.device.place and is_meant_for_one(it.device, None)]
+    wholes = [it for it in alone if owns_its_place(it.device)]
+    parts: defaultdict[str, set[str]] = defaultdict(set)  # place → the devices that are a part of what is there
+    for it in alone if wholes else ():
+        if not owns_its_place(it.device):
+            for place in it.device.place:
+                parts[place].add(it.name)
+    sets, takes = dict[str, int](), defaultdict[str, dict[str, int]](dict)
+    for whole in wholes:
+        of_it = set[str]().union(*(parts[place] for place in whole.device.place if place in parts))
+        if not of_it or any(len(takes[name]) == _MOST_SETS_OF_DEVICE for name in of_it):
+            continue
+        sets[whole.name] = takes[whole.name][whole.name] = len(of_it)
+        for name in of_it:
+            takes[name][whole.name] = 1
+    return sets, takes
+
+
+def _counted(counters: Counters, key: str) -> list[Entry]:
+    return [{key: name, "counters": {_COUNTER: {"value": decimal(much)}}} for name, much in sorted(counters.items())]
+
+
 # --- what a device says ---
 
 
@@ -184,6 +230,8 @@ class Made(Struct, frozen=True):
     is_evicted: bool
     names: Sequence[str]
     """Of attributes of ours and of NVIDIA's, which are those of all devices of the pool."""
+    takes: Counters
+    """What it takes of the pool's counters."""
     entry: Entry
 
 
@@ -195,6 +243,7 @@ def entries(
     evicted: Collection[str],
     offset: float,
     before: Mapping[str, Made],
+    takes: Mapping[str, Counters] = MappingProxyType({}),
 ) -> dict[str, Made]:
     """The devices of a pool as its slices have them, by name.
 
@@ -208,6 +257,7 @@ def entries(
         evicted: the names of devices whose pods are evicted.
         offset: from monotonic to wall clock seconds.
         before: what this returned last: what has not changed is the same object.
+        takes: device → what it takes of the pool's counters.
     """
     names = dict.fromkeys(name for it in offered for name, values in it.device.attributes.items() if values)
     theirs = _nvidias(it.device for it in offered)
@@ -220,11 +270,15 @@ def entries(
     for it in offered:
         is_evicted = it.name in evicted
         old = before.get(it.name)
-        if old and old.is_evicted is is_evicted and old.names == written and _is_same(old.offer, it):
+        taken = takes.get(it.name, {})
+        is_as_it_was = old and (old.is_evicted, old.names, old.takes) == (is_evicted, written, taken)
+        if old and is_as_it_was and _is_same(old.offer, it):
             made[it.name] = old
             continue
         entry = _entry(it, resource, ours, theirs, numbers, driver, is_evicted=is_evicted, offset=offset)
-        made[it.name] = Made(it, is_evicted, written, entry)
+        if taken:
+            entry["consumesCounters"] = _counted(taken, "counterSet")
+        made[it.name] = Made(it, is_evicted, written, taken, entry)
     return made
 
 
@@ -376,9 +430,10 @@ class Wanted(Struct, frozen=True):
 
     name: str
     pool: str
-    devices: Sequence[Entry]
+    spec: Mapping[str, Sequence[Entry]]
+    """Its devices, or sets of counters: never both in one slice."""
     content: bytes
-    """The digest of its devices."""
+    """The digest of these."""
 
 
 class Seen(Struct, frozen=True):
@@ -395,12 +450,18 @@ class Seen(Struct, frozen=True):
     """As `Wanted.content`, or of what the API server made of that."""
 
 
-def wanted(node: str, driver: str, pool: str, devices: Sequence[Entry]) -> list[Wanted]:
+def wanted(node: str, driver: str, pool: str, devices: Sequence[Entry], counters: Counters) -> list[Wanted]:
     """The slices of a pool: one at least, since one that is empty can be filled in one step."""
-    parts = [devices[at : at + MOST_DEVICES] for at in range(0, len(devices), MOST_DEVICES)] or [devices]
+    parts: list[dict[str, Sequence[Entry]]] = [{"devices": part} for part in _cut(devices, MOST_DEVICES)]
+    parts += [{"sharedCounters": part} for part in _cut(_counted(counters, "name"), _MOST_SETS)]
     return [
-        Wanted(slice_name(node, driver, pool, number), pool, part, digest_of(part)) for number, part in enumerate(parts)
+        Wanted(slice_name(node, driver, pool, number), pool, part, digest_of(**part))
+        for number, part in enumerate(parts or [{"devices": devices}])
     ]
+
+
+def _cut(every: Sequence[Entry], most: int) -> Iterator[Sequence[Entry]]:
+    return (every[at : at + most] for at in range(0, len(every), most))
 
 
 class Write(Struct, frozen=True):
@@ -454,9 +515,10 @@ def plan(
     return writes
 
 
-def digest_of(devices: Any) -> bytes:
-    """A digest of a slice's devices, the same for what the API server would take for the same."""
-    return hashlib.blake2b(msgspec.json.encode(devices, order="deterministic"), digest_size=16).digest()
+def digest_of(devices: Any = (), sharedCounters: Any = ()) -> bytes:  # noqa: N803  # as the API server writes it
+    """A digest of what a slice has, the same for what the API server would take for the same."""
+    encoded = msgspec.json.encode((devices, sharedCounters), order="deterministic")
+    return hashlib.blake2b(encoded, digest_size=16).digest()
 
 
 def body(write: Write, node: str, driver: str, owner: Mapping[str, Any]) -> Entry:
@@ -480,6 +542,6 @@ def body(write: Write, node: str, driver: str, owner: Mapping[str, Any]) -> Entr
             "driver": driver,
             "nodeName": node,
             "pool": {"name": write.slice.pool, "generation": write.generation, "resourceSliceCount": write.count},
-            "devices": list(write.slice.devices),
+            **write.slice.spec,
         },
     }

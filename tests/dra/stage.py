@@ -16,9 +16,10 @@ from agent.dra.slices import Eviction
 from agent.inventory.inventory import Inventory
 from agent.model import Health, Held, ResourceClaim
 from agent.runtime.supervision.problems import Problems
+from agent.simulation.objects import Objects
 from backends.base import Backend, Device, Resource
 from tests.fakes import KIND, Fake, by_unit, resource
-from tests.objects import CalledObjects, Objects
+from tests.objects import CalledObjects
 from tests.wait import settled
 
 DRIVER, NODE = "fairlead.dev", "worker-1"

@@ -18,13 +18,15 @@ from agent.dra.slices import Entry, Offer
 from agent.inventory.inventory import Inventory
 from agent.inventory.survey import PATIENCE, survey
 from agent.model import Health, State
+from agent.simulation.objects import check
 from backends.base import HEX4, NUMBER, TEXT, Device
 from tests import fakes
+from tests.backends.chardev.chardevs import FTDI, Looked, configured
+from tests.backends.linux.sticks import device_number, function, stick
 from tests.backends.test_recordings import binding, counting, recorded, wide_open
 from tests.backends.trees import HOST, recorded_host
 from tests.dra.stage import DRIVER, by_claim, claimed
 from tests.fakes import device, held
-from tests.objects import check
 
 GPU = "example.com/gpu"
 KNOWN = {"vendor": HEX4, "minor": NUMBER, "model": TEXT, "uuid": TEXT}
@@ -204,8 +206,10 @@ def test_the_api_server_takes_what_real_machines_have(name: str, tmp_path: Path)
         assert len(offered) == len(placed)
         known = backends[it.spec.backend].attributes
         devices = [one.entry for one in slices.entries(offered, it.name, known, DRIVER, (), 0.0, {}).values()]
-        for part in slices.wanted("node", DRIVER, "pool", devices):
-            check({"devices": part.devices, "pool": {"resourceSliceCount": 1}})
+        counters, takes = slices.exclusions(offered)
+        assert not takes
+        for part in slices.wanted("node", DRIVER, "pool", devices, counters):
+            check({**part.spec, "pool": {"resourceSliceCount": 1}})
         assert len({frozenset(n for n in one["attributes"] if "/" not in n) for one in devices}) <= 1
 
 
@@ -237,3 +241,18 @@ def test_of_many_resources_only_those_whose_devices_are_others_have_their_device
         assert known.of(GPU) is before[GPU]
         assert [*known.of(other)] == ["c", "d"]
         assert [call.args for call in named.call_args_list] == [("c",), ("d",)]
+
+
+def test_of_a_stick_and_its_nodes_in_one_pool_a_scheduler_gives_the_one_or_the_others(tmp_path: Path) -> None:
+    """As pods by device plugin get them: nodes of one stick may be in several pods, the stick beside one of them in none."""
+    tree = stick("1-2", 5, serial="A1") + stick("1-3", 6, serial="B2")
+    for number in (0, 1):
+        name, below = f"ttyUSB{number}", f"1-2:1.{number}/ttyUSB{number}/tty/ttyUSB{number}"
+        tree += function("1-2", below, "tty", name, f"188:{number}") + device_number("1-2", below, f"188:{number}")
+    groups: list[dict[str, Any]] = [{"usb": FTDI}, {"paths": [{"path": "/dev/ttyUSB*"}]}]
+    node = Looked(tmp_path, tree + "dev/ttyUSB7 c 188:7\n", configured(GPU, groups=groups))
+    found = slices.offers(slices.Named(node.inventory).of(GPU), node.inventory.slots(GPU), {})
+    counters, takes = slices.exclusions(found)
+    whole = "usb--c1-2"
+    assert counters == {whole: 2}
+    assert takes == {whole: {whole: 2}, "dev-tty--wusb0": {whole: 1}, "dev-tty--wusb1": {whole: 1}}
