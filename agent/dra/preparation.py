@@ -8,6 +8,7 @@ of ours, and what it says of a claim is enough to unprepare it without the API s
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -38,6 +39,7 @@ from agent.kubelet.prestart import Starter
 from agent.kubernetes.api import ApiError
 from agent.model import HEALTHY, Held, ResourceClaim
 from agent.runtime import running_time
+from agent.runtime.counts import Counts
 from agent.runtime.errors import words
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import AllocationRefused, Backend, ContainerEdits, Device, Host, Mount
@@ -81,6 +83,8 @@ class House(Struct, frozen=True):
     cdi: Cdi
     pod_resources: Path
     """The kubelet's podresources socket."""
+    counts: Counts
+    """Has the preparations."""
 
 
 class Called(Struct, frozen=True):
@@ -161,17 +165,29 @@ class Preparer:
         Raises:
             AllocationRefused: with a sentence for the pod's owner; the kubelet asks again.
         """
-        _check_uid(called)
-        async with self._turn(called.uid):
-            self._touched.add(called.uid)
-            try:
-                allocated = claims.read(
-                    await self._claim(called.namespace, called.name),
-                    called.uid, called.namespace, called.name, self._driver,
-                )  # fmt: skip
-            except ApiError as error:
-                raise AllocationRefused(f"{called} cannot be read: {error.sentence.rstrip('.')}. {AGAIN}.") from error
-            return await self._prepare(allocated)
+        began, result, resources = time.monotonic(), "refused", {""}
+        try:
+            _check_uid(called)
+            async with self._turn(called.uid):
+                self._touched.add(called.uid)
+                allocated = await self._read(called)
+                pools = self.pools()
+                resources = {pools.get(it.pool, "") for it in allocated.results}
+                ready = await self._prepare(allocated)
+            result = "prepared"
+            return ready
+        finally:
+            self._house.counts.prepares.update((resource, result) for resource in resources)
+            self._house.counts.preparing.observe(time.monotonic() - began)
+
+    async def _read(self, called: Called) -> Allocated:
+        try:
+            return claims.read(
+                await self._claim(called.namespace, called.name),
+                called.uid, called.namespace, called.name, self._driver,
+            )  # fmt: skip
+        except ApiError as error:
+            raise AllocationRefused(f"{called} cannot be read: {error.sentence.rstrip('.')}. {AGAIN}.") from error
 
     async def _prepare(self, claim: Allocated) -> list[Ready]:
         given = await self._give(claim)

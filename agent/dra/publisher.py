@@ -23,6 +23,7 @@ from agent.dra.names import pool_name
 from agent.dra.slices import Eviction, Made, Offer, Seen, Wanted, Write
 from agent.inventory.inventory import Inventory
 from agent.kubernetes.api import WATCH, Api, ApiError, pause, read
+from agent.runtime.counts import Counts
 from agent.runtime.supervision.problems import Problems
 from backends.base import Backend
 
@@ -129,6 +130,7 @@ class Publisher:
         inventory: Inventory,
         backends: Mapping[str, Backend[Any]],
         problems: Problems,
+        counts: Counts,
         offered: Iterable[str] = (),
         record: Callable[[frozenset[str]], Awaitable[None]] | None = None,
         *,
@@ -142,6 +144,7 @@ class Publisher:
             inventory: what there is.
             backends: those in force at any time, by their kinds.
             problems: is told what fails.
+            counts: has the slices that were written.
             offered: the resources of which the API server may have devices, by an earlier run.
             record: keeps these, before the API server has another and after it has one no more: what it has is not to be
                 given out by device plugin, whatever is configured later.
@@ -150,7 +153,7 @@ class Publisher:
         """
         self._settings, self._inventory, self._backends = settings, inventory, backends
         self._named = slices.Named(inventory)
-        self._clock, self._wall = clock, wall
+        self._counts, self._clock, self._wall = counts, clock, wall
         self._changed = asyncio.Event()
         self._seen: dict[str, Seen] = {}
         self._is_seen = self._is_told = False
@@ -398,7 +401,7 @@ class Publisher:
         settings, path = self._settings, f"{_SLICES}/{it.name}"
         if it.slice is None:
             try:
-                await api.call("DELETE", path)
+                await self._send(api, "DELETE", path)
             except ApiError as error:
                 if error.status != HTTPStatus.NOT_FOUND:
                     raise
@@ -408,8 +411,7 @@ class Publisher:
             self._owner = await self._node(api)
         self._heard.clear()
         document = slices.body(it, settings.node, settings.driver, self._owner)
-        answer = await (api.call("PUT", path, document) if it.version else api.call("POST", _SLICES, document))
-        said = read(answer, _Slice)
+        said = read(await self._send(api, *(("PUT", path) if it.version else ("POST", _SLICES)), document), _Slice)
         self._returned[it.name] = slices.digest_of(said.spec.devices, said.spec.shared_counters), it.slice.content
         version, now = said.metadata.resource_version, self._seen.get(it.name)
         if self._heard.isdisjoint((version, said.metadata.uid)):
@@ -422,6 +424,20 @@ class Publisher:
             self._changed.set()
         if any("taints" in one for one in it.slice.spec.get("devices", ())):
             self._taints_come_back(are_there=any("taints" in one for one in said.spec.devices))
+
+    async def _send(self, api: Api, method: str, path: str, document: slices.Entry | None = None) -> bytes:
+        """Make a request that changes something, and count it.
+
+        Raises:
+            ApiError: it is refused, or nobody answers.
+        """
+        result = "failed"
+        try:
+            answer = await api.call(method, path, document)
+            result = "written"
+            return answer
+        finally:
+            self._counts.slice_writes[result] += 1
 
     def _taints_come_back(self, *, are_there: bool) -> None:
         """Leave out what is not healthy where the API server drops the taints that would keep pods away from it."""

@@ -17,12 +17,12 @@ import httpx
 from agent.kubelet.api import dra as api
 from agent.kubelet.transport.client import Channel
 from agent.kubelet.wire import Encoded
+from agent.simulation.objects import GROUP
 from bench import messages
 from bench.figures import Figure, figure
 from bench.names import device_names
 from bench.processes import OnNodes
 from tests.apiserver import NODE, TOKEN, ApiServer
-from tests.objects import GROUP
 
 AT_ONCE: Final = 64
 _DRIVER: Final = "fairlead.dev"

@@ -202,6 +202,9 @@ async def test_a_device_that_another_claim_has_is_refused_until_that_ends(stage:
     first, second = stage.api.allocate("first", "a"), stage.api.allocate("second", "a")
     await stage.admit("p", first)
     assert "in use: ResourceClaim default/first has" in await refusal(stage, second)
+    assert stage.counts.prepares[TOY, "prepared"] == 1
+    assert stage.counts.prepares[TOY, "refused"] >= 1
+    assert sum(stage.counts.preparing.buckets) == stage.counts.prepares.total()
     await stage.end("p")
     await stage.admit("q", second)
     assert stage.held() == {"a": "second"}

@@ -202,6 +202,7 @@ async def test_a_pool_that_is_refused_is_a_problem_and_holds_up_no_other(status:
     async with stage.running():
         assert [it.part for it in stage.problems.lasting()] == ["dra"]
         assert stage.shown(STICK) == {"stick": ""}
+        assert stage.counts.slice_writes == {"failed": 1, "written": 1}
         pass_time(30)
         await settled()
         assert stage.shown(GPU)
