@@ -10,6 +10,7 @@ import asyncio
 import copy
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
@@ -46,20 +47,35 @@ class Objects:
         self._version = 100
         self._told: list[tuple[int, str, str, Object]] = []
         self._news = asyncio.Event()
+        self._listeners: list[Callable[[], None]] = []
 
     @property
     def slices(self) -> dict[str, Object]:
         """The ResourceSlices by their names."""
         return {path.rpartition("/")[2]: it for path, it in self.kept.items() if path.startswith("resourceslices/")}
 
+    def whole(self) -> list[Object]:
+        """What slices say that a scheduler uses: of a pool those of its newest generation, and only if all are there."""
+        by_pool: dict[tuple[str, str], list[Object]] = {}
+        for it in self.slices.values():
+            by_pool.setdefault((it["spec"]["driver"], it["spec"]["pool"]["name"]), []).append(it["spec"])
+        found = []
+        for of in by_pool.values():
+            newest = max(it["pool"]["generation"] for it in of)
+            there = [it for it in of if it["pool"]["generation"] == newest]
+            if len(there) == there[0]["pool"]["resourceSliceCount"]:
+                found += there
+        return found
+
     def pool(self, name: str) -> list[Object]:
         """The devices that a scheduler sees of a pool: none while a slice of its newest generation is missing."""
-        of = [it["spec"] for it in self.slices.values() if it["spec"]["pool"]["name"] == name]
-        newest = max((it["pool"]["generation"] for it in of), default=0)
-        there = [it for it in of if it["pool"]["generation"] == newest]
-        if not there or len(there) != there[0]["pool"]["resourceSliceCount"]:
-            return []
+        there = (it for it in self.whole() if it["pool"]["name"] == name)
         return sorted((device for it in there for device in it.get("devices", ())), key=lambda it: str(it["name"]))
+
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call the listener after each change, until what is returned is called."""
+        self._listeners.append(listener)
+        return partial(self._listeners.remove, listener)
 
     # --- what others do ---
 
@@ -91,6 +107,8 @@ class Objects:
 
     def _tell(self, kind: str, path: str, it: Object) -> None:
         self._told.append((self._version, kind, path, copy.deepcopy(it)))
+        for listener in list(self._listeners):
+            listener()
         self._wake()
 
     def _wake(self) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from agent.config import load
 from agent.discovery.backend_factory import make_backends
-from agent.dra import slices
+from agent.dra import names, slices
 from agent.dra.slices import Entry, Offer
 from agent.inventory.inventory import Inventory
 from agent.inventory.survey import PATIENCE, survey
@@ -233,7 +233,7 @@ def test_of_many_resources_only_those_whose_devices_are_others_have_their_device
     known = slices.Named(it)
     before = {name: known.of(name) for name in (GPU, other)}
     assert [*before[GPU], *before[other]] == ["a", "b", "c"]
-    with patch.object(slices, "device_name", side_effect=slices.device_name) as named:
+    with patch.object(slices, "device_name", side_effect=names.device_name) as named:
         it.set_health({"b": Health(State.UNHEALTHY, "dead", "It is dead.")})
         assert known.of(GPU) is before[GPU]
         assert not named.called
