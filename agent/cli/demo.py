@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import importlib.util
 import itertools
 import os
 import shutil
@@ -30,7 +29,6 @@ from agent.daemon.supervisor import Agent
 from agent.discovery.backend_factory import make_backends
 from agent.dra import manifests
 from agent.dra.names import pool_name
-from agent.kubernetes.runner import LACKING
 from agent.runtime import logs
 from agent.runtime.errors import FairleadError
 from agent.runtime.supervision.notify import Notifier
@@ -381,8 +379,6 @@ class ClaimPlay(Play):
             await super()._play(seconds)
 
     async def _configured(self) -> Config:
-        if importlib.util.find_spec("httpx") is None:
-            raise FairleadError(LACKING)
         root = self._config.parent
         kubeconfig = self._server.kubeconfig(root / "kubeconfig")
         with self._config.open("a") as file:

@@ -36,6 +36,7 @@ from agent.inventory.tombstones import is_same
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.pods.podresources import PodResourcesError, list_pods
 from agent.kubelet.prestart import Starter
+from agent.kubelet.wire import PreparedDevice
 from agent.kubernetes.api import ApiError
 from agent.model import HEALTHY, Held, ResourceClaim
 from agent.runtime import running_time
@@ -98,16 +99,6 @@ class Called(Struct, frozen=True):
         return f"ResourceClaim {self.namespace}/{self.name}"
 
 
-class Ready(Struct, frozen=True):
-    """A device that is prepared."""
-
-    request: str
-    pool: str
-    device: str
-    share: str
-    cdi_devices: tuple[str, ...]
-
-
 class Preparer:
     """Prepares and unprepares the claims of one driver."""
 
@@ -159,7 +150,7 @@ class Preparer:
 
     # --- prepare ---
 
-    async def prepare(self, called: Called) -> list[Ready]:
+    async def prepare(self, called: Called) -> list[PreparedDevice]:
         """Make the devices of a claim ready for its pods.
 
         Raises:
@@ -189,7 +180,7 @@ class Preparer:
         except ApiError as error:
             raise AllocationRefused(f"{called} cannot be read: {error.sentence.rstrip('.')}. {AGAIN}.") from error
 
-    async def _prepare(self, claim: Allocated) -> list[Ready]:
+    async def _prepare(self, claim: Allocated) -> list[PreparedDevice]:
         given = await self._give(claim)
         if claim.uid not in self._prepared:
             for resource, those in grouped(given, lambda it: it.resource).items():
@@ -297,9 +288,9 @@ class Preparer:
 
     async def _edits(
         self, claim: Allocated, given: Sequence[Given]
-    ) -> tuple[dict[str, ContainerEdits], dict[str, bytes], list[Ready]]:
+    ) -> tuple[dict[str, ContainerEdits], dict[str, bytes], list[PreparedDevice]]:
         """What the claim's specification says, by the names of its devices; its metadata, by request; the kubelet's answer."""
-        files, ready = dict[str, ContainerEdits](), list[Ready]()
+        files, ready = dict[str, ContainerEdits](), list[PreparedDevice]()
         by_request = grouped(given, lambda it: it.result.request)
         metadata = {request: self._metadata(claim, those) for request, those in by_request.items()}
         unmounted = set(metadata)
@@ -323,7 +314,9 @@ class Preparer:
                 if edits.nodes or edits.mounts or edits.env:
                     files[name] = edits
                 ours = [self._files.name(name)] if name in files else []
-                ready.append(Ready(request, it.result.pool, it.result.device, it.result.share, (*ours, *others)))
+                ready.append(
+                    PreparedDevice(request, it.result.pool, it.result.device, it.result.share, (*ours, *others))
+                )
                 others = []
         return files, metadata, ready
 
