@@ -29,6 +29,9 @@ class CalledObjects:
         except RefusalError as error:
             raise ApiError(error.message, error.status) from error
 
+    async def close(self) -> None:
+        pass
+
     async def watch(self, path: str, accept: str, told: Callable[[bytes], None]) -> None:
         if self.is_away:
             raise ApiError("nobody answers")

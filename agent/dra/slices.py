@@ -174,9 +174,9 @@ def evicting(
     }
     kept = [key for key in before if key in sick]
     waiting = sorted((it.health.since, key) for key, it in sick.items() if it.is_held and key not in before)
-    due = [key for since, key in waiting if now - since >= rules.after]
+    due = [key for since, key in waiting if since + rules.after <= now]
     chosen = frozenset([*kept, *due[: max(0, rules.most - len(kept))]])
-    later = [since + rules.after for since, key in waiting if now - since < rules.after]
+    later = [since + rules.after for since, _ in waiting if since + rules.after > now]
     return chosen, min(later, default=None) if len(chosen) < rules.most else None
 
 
