@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.daemon.dra import Dra
@@ -41,6 +43,8 @@ class Claims:
         self.coming: dict[str, ClaimKey] = {}
         """Those that are not prepared yet, by their names."""
         self.running: dict[str, ClaimKey] = {}
+        self.is_switched = False
+        """Is the resource served by device plugin now?"""
         for it in manifests.classes([CLAIMED], DRIVER):
             self.objects.put(f"deviceclasses/{it['metadata']['name']}", it)
         world.kubelet.wipe_slices = self._wipe
@@ -50,7 +54,10 @@ class Claims:
     def tables(self) -> list[str]:
         """Of the configuration."""
         return [
-            f'[[resource]]\nname = "{CLAIMED}"\nbackend = "chardev"\npaths = [{{ path = "/dev/c*" }}]\nserve = "dra"\n',
+            (
+                f'[[resource]]\nname = "{CLAIMED}"\nbackend = "chardev"\npaths = [{{ path = "/dev/c*" }}]\n'
+                f'serve = "{"device-plugin" if self.is_switched else "dra"}"\n'
+            ),
             f'[dra]\nnode = "{NODE}"\nkubeconfig = "/nobody/asks"\n',
         ]
 
@@ -77,13 +84,14 @@ class Claims:
         fit = {it["name"] for it in pool if all(one["effect"] == "None" for one in it.get("taints", ()))}
         return self.model.differences({CLAIMED: ResourceView(CLAIMED, healthy=frozenset(fit))})
 
-    def _one_claim_each(self) -> None:
-        has: dict[str, str] = {}
-        for it in self._world.kubelet.drivers._claims.values():
-            for one in it.devices:
-                if other := has.get(one.device):
-                    self._world.violate(f"the claims {other} and {it.claim.name} both have {one.device}")
-                has[one.device] = it.claim.name
+    def one_pod_each(self) -> None:
+        """No device is of two claims, nor of a claim and of a pod by device plugin."""
+        users = Counter({device_name(f"/dev/{it}"): 1 for it in self._world.held(CLAIMED)})
+        with suppress(KubeletStoppedError):
+            users.update(one.device for it in self._world.kubelet.drivers._claims.values() for one in it.devices)
+        for device, number in users.items():
+            if number > 1:
+                self._world.violate(f"{number} pods have {device} of {CLAIMED}")
 
     def _files(self) -> list[str]:
         return sorted(path.name for path in (self._world.root / "cdi").glob("*.json"))
@@ -120,7 +128,7 @@ class Claims:
             self._world.note(f"{name} runs")
             if not any(key.uid in it for it in self._files()):
                 self._world.violate(f"{name} is prepared, and there is no CDI specification of it: {self._files()}")
-            self._one_claim_each()
+            self.one_pod_each()
 
     def go(self, rng: random.Random) -> None:
         """One of the claims ends, perhaps before it could be prepared."""

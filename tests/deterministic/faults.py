@@ -26,7 +26,7 @@ from agent.simulation.plugin_connections import Handler
 from agent.simulation.pods import Phase
 from agent.simulation.sockets import Version
 from tests.deterministic.claims import CLAIMED
-from tests.deterministic.world import KUBELETS, LATE, RIVALS, SHARED, STUB, WIDGET, UnfitError, World
+from tests.deterministic.world import CLAIMS_END, KUBELETS, LATE, RIVALS, SHARED, STUB, WIDGET, UnfitError, World
 from tests.simulation.plugin import ToyPlugin, devices
 
 Body = Callable[[World, random.Random], AsyncIterator[None]]
@@ -135,6 +135,31 @@ async def the_api_server_is_away(w: World, rng: random.Random) -> AsyncIterator[
         yield
         w.claims.api.is_away = False
         await asyncio.sleep(12.0)
+    w.disturb()
+
+
+@fault(3, "configuration", "agent", "API server", "claimed nodes", "kubelet", "checkpoint", of_claims=True)
+async def a_resource_is_switched_to_device_plugins_and_back(w: World, rng: random.Random) -> AsyncIterator[None]:
+    """What claims have stays theirs, and so does what pods have from before: what is free is offered by one API at a time."""
+    claims, hardware = w.claims, w.model.hardware
+    with claims.model.unseen(), w.model.unsure(CLAIMED, *claims.model.hardware[CLAIMED]):
+        claims.is_switched = True
+        w.configure()
+        hardware[CLAIMED] = {unit: (unit,) for unit in claims.model.hardware[CLAIMED]}
+        for _ in range(3):
+            await asyncio.sleep(2.0 * rng.random())
+            w.pod_asks(CLAIMED, 1)
+        yield
+        claims.is_switched = False
+        w.configure()
+        for _ in range(3):
+            await asyncio.sleep(2.0 * rng.random())
+            claims.come()
+        for status in w.running():
+            if CLAIMED in status.pod.containers[0].resources:
+                w.end_pod(status)
+        await asyncio.sleep(CLAIMS_END)  # until both witnesses know that
+        del hardware[CLAIMED]
     w.disturb()
 
 

@@ -62,7 +62,7 @@ in flight, and the kubelet crashes at our reply (A7.1): no agent can keep it fro
 _SEEN_TO_END: Final = 10.0
 """Seconds until an agent sees that a pod has ended that the kubelet has forgotten: by looks each 5 s."""
 
-_CLAIMS_END: Final = 120.0
+CLAIMS_END: Final = 120.0
 """Seconds in which both witnesses know that a pod has ended (agent.claims.ledger, agent.kubelet.pods.pod_claims)."""
 
 
@@ -215,8 +215,11 @@ class World:
 
     def pod_comes(self, rng: random.Random) -> None:
         """A pod asks for devices; it gets them, or not, in its own time."""
-        resource = rng.choice(sorted(self.model.hardware))
-        wanted = Pod(f"pod{next(self.numbers)}", (Container("main", {resource: rng.choice([1, 1, 1, 2])}),))
+        self.pod_asks(rng.choice(sorted(self.model.hardware)), rng.choice([1, 1, 1, 2]))
+
+    def pod_asks(self, resource: str, number: int) -> None:
+        """A pod asks for so many of these."""
+        wanted = Pod(f"pod{next(self.numbers)}", (Container("main", {resource: number}),))
         self.admitting(lambda: self._admit(wanted))
 
     def admitting(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -244,6 +247,8 @@ class World:
         for (resource, device), number in users.items():
             if number > 1:
                 self.violate(f"{number} pods have {device} of {resource}")
+        if self._claims is not None:
+            self._claims.one_pod_each()
 
     def pod_goes(self, rng: random.Random) -> None:
         """One of the pods comes to its end."""
@@ -355,7 +360,7 @@ class World:
         """Without any fault: nothing is left of pods that ended, and a pod gets a device of each resource."""
         for status in self.running():
             self.end_pod(status)
-        await asyncio.sleep(_CLAIMS_END)
+        await asyncio.sleep(CLAIMS_END)
         for resource in self.model.hardware:
             wanted = Pod(f"pod{next(self.numbers)}", (Container("main", {resource: 1}),))
             status = await self.on_kubelet(lambda wanted=wanted: self.kubelet.admit(wanted))  # type: ignore[misc]
