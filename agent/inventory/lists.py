@@ -3,34 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from agent.inventory.selection import Found
 from agent.model import HEALTHY, Health, Held, Slot, Snapshot
 from agent.runtime import limits
-
-
-class Placed:
-    """The devices of one resource."""
-
-    def __init__(self) -> None:
-        self._devices: dict[Found, None] = {}
-        self._listed: tuple[Found, ...] | None = ()
-
-    def add(self, found: Found) -> None:
-        """One joins."""
-        self._devices[found], self._listed = None, None
-
-    def remove(self, found: Found) -> None:
-        """One leaves."""
-        del self._devices[found]
-        self._listed = None
-
-    def all(self) -> tuple[Found, ...]:
-        """All of them; the same object until one joins or leaves, or has other IDs."""
-        if self._listed is None:
-            self._listed = tuple(self._devices)
-        return self._listed
 
 
 class Listing:
@@ -40,14 +17,34 @@ class Listing:
         self.resource = resource
         self.slots: dict[str, Slot] = {}
         self.owners: dict[str, Found] = {}  # ID → the device behind it
-        self.placed = Placed()
         self.claims: dict[str, Held] = {}  # ID → the pod's claim
         self.dirty = True  # is another snapshot due?
         self.omitted = 0
+        self._placed: dict[Found, None] = {}  # the devices behind all of them
+        self._devices: tuple[Found, ...] | None = ()
         self._generation = 0
         self._changed: set[str] = set()
         self._undated: set[str] = set()  # IDs with a health that does not say since when
         self._listed: Mapping[str, Slot] = {}  # by the last snapshot
+
+    @property
+    def devices(self) -> tuple[Found, ...]:
+        """Those that the resource has; the same object until one joins or leaves, or has other IDs."""
+        if self._devices is None:
+            self._devices = tuple(self._placed)
+        return self._devices
+
+    def join(self, found: Found, ids: Collection[str]) -> None:
+        """A device has these IDs here from now on."""
+        self._placed[found], self._devices = None, None
+        self.owners.update(dict.fromkeys(ids, found))
+
+    def leave(self, found: Found, ids: Collection[str]) -> None:
+        """It has them no more."""
+        del self._placed[found]
+        self._devices = None
+        for device_id in ids:
+            del self.owners[device_id]
 
     def write(self, decided: Mapping[str, Slot]) -> None:
         """Write these slots, a thousand of one device at once; one that says what is there already stays as it is."""

@@ -48,7 +48,7 @@ class Claims:
         for it in manifests.classes([CLAIMED], DRIVER):
             self.objects.put(f"deviceclasses/{it['metadata']['name']}", it)
         world.kubelet.wipe_slices = self._wipe
-        Dra._connect = lambda *_: self.api  # type: ignore[method-assign,assignment]
+        Dra._connect = lambda *_: self.api  # type: ignore[method-assign]
 
     @property
     def tables(self) -> list[str]:
