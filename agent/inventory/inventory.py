@@ -408,7 +408,8 @@ class Inventory:
         found, held, alone = self._connected(stale, slots)
         decision = decide(self.selection, found, self._health, held, self._foreign)
         loose, again = set(slots), set[SlotKey]()
-        changed = [it for it in found if decision.placed.get(it) is not it.placed]
+        differ = (it for it in found if decision.placed.get(it) is not it.placed)
+        changed = sorted(differ, key=lambda it: it.ref)  # `found` is a set: in this order a list has its devices
         self.revision += bool(changed)
         for it in changed:
             self._withdraw(it, loose)
