@@ -132,7 +132,7 @@ wheel-test: wheel ## does the wheel hold everything, and does requirements/run.t
 
 install: $(TOOLS)/.ready ## put the program, its unit, man page and completions below PREFIX (/usr/local), after DESTDIR
 	@TOOLS=$(TOOLS)/bin/python PYTHON=$(PYTHON) DESTDIR=$(DESTDIR) PREFIX=$(PREFIX) deploy/install.sh install
-	@echo "Fairlead is in $(DESTDIR)$(PREFIX); docs/systemd.md says how to start or to update the service."
+	@echo "Fairlead is in $(DESTDIR)$(PREFIX); docs/installing.md says how to start or to update the service."
 
 uninstall: ## remove them; configuration and state stay
 	@DESTDIR=$(DESTDIR) PREFIX=$(PREFIX) deploy/install.sh uninstall

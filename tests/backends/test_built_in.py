@@ -27,13 +27,13 @@ def _lacking(name: str) -> Iterator[str]:
         yield f"docs/{name}.md: its page, with its options and what they do"
     examples = (_ROOT / "deploy/kubernetes/examples").glob("*/config.toml")
     if not any(name == one["backend"] for it in examples for one in tomllib.loads(it.read_text())["resource"]):
-        yield f"deploy/kubernetes/examples/{name}/config.toml and pod.yaml, and their row in docs/kubernetes.md, Examples"
+        yield f"deploy/kubernetes/examples/{name}/config.toml and pod.yaml, and their row in docs/installing.md, Examples"
     for file, pattern, what in (
         ("config.example.toml", rf'^#?backend = "{name}"$', "a resource with all its keys, each with its default"),
         ("mkdocs.yml", rf"- {name}\.md$", f"{name}.md among the pages of Hardware"),
         ("README.md", rf"^\| .* \| \[`{name}`\]\(docs/{name}\.md\) \| ", "a row in the table of What it offers"),
-        ("docs/kubernetes.md", rf"^\| `{name}` \| ", "a row in the table of Rights"),
-        ("docs/systemd.md", rf"`{name}`", "what of it works with the service's rights, in What the unit may do"),
+        ("docs/installing.md", rf"^\| `{name}` \| ", "a row in the table of Rights"),
+        ("docs/installing.md", rf"(?s)\n### What the unit may do\n(?:(?!\n### ).)*`{name}`", "what of it works with the service's rights, in What the unit may do"),
         ("docs/configuration.md", rf"^### {name}$", "run `make generated`"),
         ("deploy/helm/fairlead/values.schema.json", rf"a resource of the backend {name}\b", "run `make chart`"),
         ("CHANGELOG.md", rf"`{name}`", "a line that says what it offers"),
@@ -56,8 +56,8 @@ def test_what_a_new_kind_of_hardware_lacks_is_said() -> None:
         "config.example.toml",
         "mkdocs.yml",
         "README.md",
-        "docs/kubernetes.md",
-        "docs/systemd.md",
+        "docs/installing.md",
+        "docs/installing.md",
         "docs/configuration.md",
         "deploy/helm/fairlead/values.schema.json",
         "CHANGELOG.md",

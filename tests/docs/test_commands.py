@@ -14,7 +14,7 @@ from tests.docs.terminals import Terminals
 
 _ELSEWHERE: Final[Mapping[str, str]] = {
     "docs/writing-a-backend.md": "tests/docs/test_writing_a_backend.py",
-    "docs/kubernetes.md": "tests/deploy/test_kubernetes_docs.py",
+    "docs/installing.md": "tests/deploy/test_kubernetes_docs.py",
     "docs/fleet.md": "tests/deploy/kubectl/test_kubectl_fairlead.py",
 }
 """Pages whose commands another test runs, in a way of its own."""
