@@ -33,7 +33,11 @@ def _lacking(name: str) -> Iterator[str]:
         ("mkdocs.yml", rf"- {name}\.md$", f"{name}.md among the pages of Hardware"),
         ("README.md", rf"^\| .* \| \[`{name}`\]\(docs/{name}\.md\) \| ", "a row in the table of What it offers"),
         ("docs/installing.md", rf"^\| `{name}` \| ", "a row in the table of Rights"),
-        ("docs/installing.md", rf"(?s)\n### What the unit may do\n(?:(?!\n### ).)*`{name}`", "what of it works with the service's rights, in What the unit may do"),
+        (
+            "docs/installing.md",
+            rf"(?s)\n### What the unit may do\n(?:(?!\n### ).)*`{name}`",
+            "what of it works with the service's rights, in What the unit may do",
+        ),
         ("docs/configuration.md", rf"^### {name}$", "run `make generated`"),
         ("deploy/helm/fairlead/values.schema.json", rf"a resource of the backend {name}\b", "run `make chart`"),
         ("CHANGELOG.md", rf"`{name}`", "a line that says what it offers"),
