@@ -57,7 +57,7 @@ stand beside these, or in a table `[resource.options]` below.
 | `replicas` | number | `1` | How many containers may share one device. Each share is an ID, `ID::0`. |
 | `placement` | `"spread"`, `"pack"` | `"spread"` | With replicas: the next container gets the device with the most, or the fewest, free shares. |
 | `pre_start` | `"none"`, `"check"`, `"reset"` | `"none"` | Before a container starts: nothing, refuse hardware that is unhealthy now, or that and reset it. |
-| `edits` | `"inline"`, `"cdi"`, `"both"` | `"inline"` | How a container gets nodes and mounts: from the kubelet, by CDI ([cdi.md](cdi.md)), or both ways. |
+| `edits` | `"inline"`, `"cdi"`, `"both"` | `"inline"` | How a container gets nodes and mounts: from the kubelet, by CDI ([placement.md](placement.md#cdi)), or both ways. |
 | `adopt` | `"lenient"`, `"strict"` | `"lenient"` | While a pod of another plugin has something of the resource that leads to no device: offer what is free, or nothing ([migrating.md](migrating.md#the-steps)). |
 | `serve` | `"device-plugin"`, `"dra"` | `"device-plugin"` | Which of the kubelet's APIs offers it: device plugins, or dynamic resource allocation ([dra.md](dra.md)). |
 | `options` | table | | The backend's own keys, if they do not stand beside these. |
