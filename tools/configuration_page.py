@@ -17,6 +17,13 @@ from agent.config.schema import schema
 from backends import registry
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs/configuration.md"
+_SECTIONS: Final = {
+    "cex": "chardev.md#crypto-express-queues",
+    "mdev": "vfio.md#mediated-devices",
+    "solarflare": "sriov.md#solarflare-with-onload",
+    "stub": "recipes.md#made-up-devices",
+}
+"""Backend → its section, where it has no page of its own."""
 
 _Schema = Mapping[str, Any]
 _REF: Final = "#/$defs/"
@@ -86,7 +93,8 @@ def _backend(resource: _Schema, definitions: _Schema) -> Iterator[str]:
     name = properties["backend"]["const"]
     required = definitions[registry.load(name).options_type.__name__].get("required", [])
     own = {key: value for key, value in properties.items() if key not in RESOURCE_KEYS}
-    yield f"### {name}\n\nIts page: [{name}.md]({name}.md).\n"
+    page = _SECTIONS.get(name, f"{name}.md")
+    yield f"### {name}\n\nIts page: [{page.partition('#')[0]}]({page}).\n"
     if own:
         yield _table({"properties": own, "required": required})
     shown: list[str] = []
