@@ -104,7 +104,11 @@ def _backend(resource: _Schema, definitions: _Schema) -> Iterator[str]:
         if record not in shown:
             shown.append(record)
             yield f"#### Tables `{_title(record)}` of {name}\n\n{definitions[record].get('description', '')}\n"
-            yield _table(definitions[record])
+            if definitions[record]["properties"].items() <= own.items():
+                same = ", ".join(f"`{key}`" for key in definitions[record]["properties"])
+                yield f"Its keys are as those of the resource: {same}.\n"
+            else:
+                yield _table(definitions[record])
             todo += _named(definitions[record]["properties"])
     attributes = _attributes(properties["select"])
     if attributes:
