@@ -143,7 +143,7 @@ class Agent:
         self._pod_claims.is_giving = allocator.is_giving
         starter = Starter(inventory, ledger, backends, self._jobs, node, self._pod_claims.two_pods)
         parts = node, backends, allocator, starter, problems
-        node.dra = Dra(config, node_name(), *parts, clock=clock, wall=wall)
+        node.dra = Dra(config, node_name(), *parts, counts, clock=clock, wall=wall)
         factory = PluginFactory(
             allocator,
             Preferences(inventory, backends, admission),
