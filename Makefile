@@ -111,11 +111,10 @@ site: $(DOCS)/.ready ## build the documentation as a site into build/site; check
 	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
 	@$(DOCS)/bin/python tools/site_check.py build/site
 
-generated: $(VENV)/.ready ## write docs/configuration.md, docs/licences.md and parts of docs/troubleshooting.md and docs/conformance.md anew
+generated: $(VENV)/.ready ## write docs/configuration.md, docs/licences.md and a part of docs/troubleshooting.md
 	$(BIN)/python -m tools.configuration_page
 	$(BIN)/python -m tools.reasons_section
 	$(BIN)/python -m tools.licences_page
-	$(BIN)/python -m tools.conformance_page
 
 release: $(VENV)/.ready ## make a release's files in dist/ from a clean export of HEAD; ARGS=--rehearse to try it
 	tools/release.sh $(BIN)/python $(ARGS)
@@ -132,7 +131,7 @@ wheel-test: wheel ## does the wheel hold everything, and does requirements/run.t
 
 install: $(TOOLS)/.ready ## put the program, its unit, man page and completions below PREFIX (/usr/local), after DESTDIR
 	@TOOLS=$(TOOLS)/bin/python PYTHON=$(PYTHON) DESTDIR=$(DESTDIR) PREFIX=$(PREFIX) deploy/install.sh install
-	@echo "Fairlead is in $(DESTDIR)$(PREFIX); docs/systemd.md says how to start or to update the service."
+	@echo "Fairlead is in $(DESTDIR)$(PREFIX); docs/installing.md says how to start or to update the service."
 
 uninstall: ## remove them; configuration and state stay
 	@DESTDIR=$(DESTDIR) PREFIX=$(PREFIX) deploy/install.sh uninstall

@@ -17,6 +17,13 @@ from agent.config.schema import schema
 from backends import registry
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs/configuration.md"
+_SECTIONS: Final = {
+    "cex": "chardev.md#crypto-express-queues",
+    "mdev": "vfio.md#mediated-devices",
+    "solarflare": "sriov.md#solarflare-with-onload",
+    "stub": "recipes.md#made-up-devices",
+}
+"""Backend → its section, where it has no page of its own."""
 
 _Schema = Mapping[str, Any]
 _REF: Final = "#/$defs/"
@@ -57,7 +64,7 @@ stand beside these, or in a table `[resource.options]` below.
 | `replicas` | number | `1` | How many containers may share one device. Each share is an ID, `ID::0`. |
 | `placement` | `"spread"`, `"pack"` | `"spread"` | With replicas: the next container gets the device with the most, or the fewest, free shares. |
 | `pre_start` | `"none"`, `"check"`, `"reset"` | `"none"` | Before a container starts: nothing, refuse hardware that is unhealthy now, or that and reset it. |
-| `edits` | `"inline"`, `"cdi"`, `"both"` | `"inline"` | How a container gets nodes and mounts: from the kubelet, by CDI ([cdi.md](cdi.md)), or both ways. |
+| `edits` | `"inline"`, `"cdi"`, `"both"` | `"inline"` | How a container gets nodes and mounts: from the kubelet, by CDI ([placement.md](placement.md#cdi)), or both ways. |
 | `adopt` | `"lenient"`, `"strict"` | `"lenient"` | While a pod of another plugin has something of the resource that leads to no device: offer what is free, or nothing ([migrating.md](migrating.md#the-steps)). |
 | `serve` | `"device-plugin"`, `"dra"` | `"device-plugin"` | Which of the kubelet's APIs offers it: device plugins, or dynamic resource allocation ([dra.md](dra.md)). |
 | `options` | table | | The backend's own keys, if they do not stand beside these. |
@@ -86,7 +93,8 @@ def _backend(resource: _Schema, definitions: _Schema) -> Iterator[str]:
     name = properties["backend"]["const"]
     required = definitions[registry.load(name).options_type.__name__].get("required", [])
     own = {key: value for key, value in properties.items() if key not in RESOURCE_KEYS}
-    yield f"### {name}\n\nIts page: [{name}.md]({name}.md).\n"
+    page = _SECTIONS.get(name, f"{name}.md")
+    yield f"### {name}\n\nIts page: [{page.partition('#')[0]}]({page}).\n"
     if own:
         yield _table({"properties": own, "required": required})
     shown: list[str] = []
@@ -96,7 +104,11 @@ def _backend(resource: _Schema, definitions: _Schema) -> Iterator[str]:
         if record not in shown:
             shown.append(record)
             yield f"#### Tables `{_title(record)}` of {name}\n\n{definitions[record].get('description', '')}\n"
-            yield _table(definitions[record])
+            if definitions[record]["properties"].items() <= own.items():
+                same = ", ".join(f"`{key}`" for key in definitions[record]["properties"])
+                yield f"Its keys are as those of the resource: {same}.\n"
+            else:
+                yield _table(definitions[record])
             todo += _named(definitions[record]["properties"])
     attributes = _attributes(properties["select"])
     if attributes:

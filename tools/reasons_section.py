@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from agent.console.advice import REASONS, UNKNOWN, UNUSABLE, Advice, of_xid
+from agent.console.advice import REASONS, SEEN, UNKNOWN, UNUSABLE, Advice, of_xid
 from backends.gpu.nvidia.xid import XIDS
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "troubleshooting.md"
@@ -43,6 +43,8 @@ def page() -> str:
 
 
 def _lines() -> Iterator[str]:
+    yield f"Where the last column is empty, the reason ends {SEEN}."
+    yield ""
     yield "| reason | it means | what to do now | what ends it |"
     yield "| --- | --- | --- | --- |"
     yield from (_row(f"`{reason}`", it) for reason, it in REASONS.items())
@@ -61,18 +63,22 @@ def _lines() -> Iterator[str]:
         f"exceptions in engines, as 68 is. What makes a GPU unhealthy ends {_filled(of_xid(79).ends)}."
     )
     yield ""
-    yield "| NVIDIA says | that is |"
-    yield "| --- | --- |"
-    yield from (f"| {action} | {_NVIDIAS[action]} |" for action in dict.fromkeys(it for _, it in XIDS.values()))
+    yield "| XID | it means | NVIDIA says |"
+    yield "| --- | --- | --- |"
+    meant: dict[tuple[str, str], list[int]] = {}
+    for number, told in XIDS.items():
+        meant.setdefault(told, []).append(number)
+    yield from (f"| {', '.join(map(str, of))} | {means} | {action} |" for (means, action), of in meant.items())
     yield ""
-    yield "| XID | it means | NVIDIA says | what to do now |"
-    yield "| --- | --- | --- | --- |"
-    for number, (means, action) in XIDS.items():
-        yield f"| {number} | {means} | {action} | {_what_to_do(of_xid(number))} |"
+    yield "| NVIDIA says | that is | what to do now |"
+    yield "| --- | --- | --- |"
+    for action in dict.fromkeys(action for _, action in meant):
+        number = next(number for number, (_, its) in XIDS.items() if its == action)
+        yield f"| {action} | {_NVIDIAS[action]} | {_what_to_do(of_xid(number))} |"
 
 
 def _row(first: str, it: Advice) -> str:
-    return f"| {first} | {_filled(it.means)} | {_what_to_do(it)} | {_filled(it.ends)} |"
+    return f"| {first} | {_filled(it.means)} | {_what_to_do(it)} | {'' if it.ends == SEEN else _filled(it.ends)} |"
 
 
 def _what_to_do(it: Advice) -> str:

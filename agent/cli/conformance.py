@@ -239,5 +239,5 @@ def _lines(results: Sequence[Result]) -> Iterator[str]:
         for it in found:
             yield wrapped(f"{it.check.name}: {it.why}", 0, 4)
             if outcome is Outcome.FAIL:
-                yield wrapped(f"{it.check.sentence} ({it.check.line} of docs/kubelets.md)", 4)
+                yield wrapped(f"{it.check.sentence} ({it.check.line} of docs/conformance.md)", 4)
     yield from ("", counts(results))

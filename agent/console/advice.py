@@ -33,7 +33,8 @@ class Advice(Struct, frozen=True):
     """What will end it."""
 
 
-_SEEN: Final = "by itself, as soon as Fairlead sees it well again"
+SEEN: Final = "by itself, as soon as Fairlead sees it well again"
+"""What ends most faults that a probe sees."""
 _WITH_THE_POD: Final = "when the pod has ended, or the device is back"
 _LATCHED: Final = "with a new binding of its driver, a reset by Fairlead, a reboot, or `fairlead undrain {device}`"
 _RESET: Final = "nvidia-smi --gpu-reset --id={address} && fairlead undrain {device}"
@@ -68,7 +69,7 @@ REASONS: Final[Mapping[str, Advice]] = {
         "dmesg | grep -e 'blocked for more than' -e {address}",
         "by itself, when the read returns",
     ),
-    "unseen": Advice("Fairlead could not look at it just now", "Look why.", "fairlead doctor", _SEEN),
+    "unseen": Advice("Fairlead could not look at it just now", "Look why.", "fairlead doctor", SEEN),
     "overtaken": Advice(
         "another plugin has registered the resource after Fairlead, and a kubelet listens to the last one alone",
         "Remove the other plugin: its DaemonSet, or its static pod. Fairlead registers once more within seconds of its end.",
@@ -92,7 +93,7 @@ REASONS: Final[Mapping[str, Advice]] = {
         "it is there, and no pod can use it as it is",
         "Do what the sentence asks for.",
         "fairlead explain {device}",
-        _SEEN,
+        SEEN,
     ),
     "list-full": Advice(
         "the resource's list is as long as a kubelet takes",
@@ -159,25 +160,25 @@ REASONS: Final[Mapping[str, Advice]] = {
         "a device node of it is missing or cannot be used",
         "Have the node made: by udev, for NVIDIA's by nvidia-modprobe; in a pod, mount the host's /dev.",
         _NODE,
-        _SEEN,
+        SEEN,
     ),
     "not-a-device": Advice(
         "something that is no device node has its place in /dev",
         "Remove it and have the node made again; mostly a container runtime made a file or directory there.",
         _NODE,
-        _SEEN,
+        SEEN,
     ),
     "wrong-node": Advice(
         "its node has the numbers of another device",
         "Remove the node and have it made again: it was made by hand, or before the driver was loaded anew.",
         _NODE,
-        _SEEN,
+        SEEN,
     ),
     "mount-missing": Advice(
         "a file or directory that containers are to get with it is missing",
         "Put it there; the sentence names it. Where Fairlead runs in a pod, `[host] root` must be where it sees it.",
         "ls -l /",
-        _SEEN,
+        SEEN,
     ),
     # PCI
     "driver-unbound": Advice(
@@ -198,7 +199,7 @@ REASONS: Final[Mapping[str, Advice]] = {
         _LOOK,
         "by itself, when it answers again",
     ),
-    "power-error": Advice("it cannot be powered", "Power the node off and on. " + _FAULTY_CARD, _LOOK, _SEEN),
+    "power-error": Advice("it cannot be powered", "Power the node off and on. " + _FAULTY_CARD, _LOOK, SEEN),
     "broken-parity": Advice(
         "the kernel has marked it as giving parity errors",
         "Plan its exchange.",
@@ -263,7 +264,7 @@ REASONS: Final[Mapping[str, Advice]] = {
         "the kernel cannot hand it out by iommufd",
         'Load iommufd (Linux 6.6 or newer), or set `iommu = "legacy"`.',
         "modprobe iommufd",
-        _SEEN,
+        SEEN,
     ),
     "vgpu-type-changed": Advice(
         "it has another vGPU type than the one that it was offered with",
@@ -327,7 +328,7 @@ REASONS: Final[Mapping[str, Advice]] = {
         "dmesg | grep mlx5",
         "by itself, when it can be read",
     ),
-    "uverbs-missing": Advice("its adapter has no uverbs device", "Load the module.", "modprobe ib_uverbs", _SEEN),
+    "uverbs-missing": Advice("its adapter has no uverbs device", "Load the module.", "modprobe ib_uverbs", SEEN),
     "hca-missing": Advice(
         "its adapter has left the kernel's list, though its PCI function is there",
         "Its driver failed or is being reset: look at the kernel's log, and bind it again.",
@@ -356,7 +357,7 @@ REASONS: Final[Mapping[str, Advice]] = {
         "the port's link is being recovered",
         "Look at cable and transceiver, if it goes on.",
         "perfquery -C {name}",
-        _SEEN,
+        SEEN,
     ),
     "errors-rise": Advice(
         "an error counter of a port rises",
@@ -365,7 +366,7 @@ REASONS: Final[Mapping[str, Advice]] = {
         "by itself, a minute after the last error",
     ),
     "link-down": Advice(
-        "the interface has no link", "Look at cable, transceiver and the switch's port.", "ip -br link", _SEEN
+        "the interface has no link", "Look at cable, transceiver and the switch's port.", "ip -br link", SEEN
     ),
     "link-disabled": Advice(
         "the physical function's interface is not set up",
@@ -377,16 +378,16 @@ REASONS: Final[Mapping[str, Advice]] = {
         "the host uses its interface",
         "If a pod should have it, take it out of the host's network.",
         "ip -br address",
-        _SEEN,
+        SEEN,
     ),
-    "vhost-missing": Advice("a node of vhost is missing", "Load the modules.", "modprobe --all vhost_net tun", _SEEN),
+    "vhost-missing": Advice("a node of vhost is missing", "Load the modules.", "modprobe --all vhost_net tun", SEEN),
     "not-created": Advice(
         "virtual functions that the configuration asks for are not there yet",
         "The sentence says what is in the way.",
         "fairlead doctor",
         "by itself, when they are made",
     ),
-    "onload-missing": Advice("Onload is not loaded", "Load it.", "modprobe --all onload sfc_char", _SEEN),
+    "onload-missing": Advice("Onload is not loaded", "Load it.", "modprobe --all onload sfc_char", SEEN),
     "onload-version": Advice(
         "the loaded Onload is of another version than `onload_version`",
         "Load the version that pods bring, or change the configuration.",
@@ -394,14 +395,14 @@ REASONS: Final[Mapping[str, Advice]] = {
         "by itself, with that version",
     ),
     "library-missing": Advice(
-        "a file that containers are to get is missing", "Install what it belongs to, or change `libraries`.", "", _SEEN
+        "a file that containers are to get is missing", "Install what it belongs to, or change `libraries`.", "", SEEN
     ),
     # IBM's crypto cards
     "deconfigured": Advice(
-        "the machine's operator took the card away", "Configure it again.", "chzcrypt --config-on {device}", _SEEN
+        "the machine's operator took the card away", "Configure it again.", "chzcrypt --config-on {device}", SEEN
     ),
-    "checkstop": Advice("the card's hardware has failed", "Have it exchanged.", "lszcrypt -V", _SEEN),
-    "offline": Advice("it is offline", "Put it online.", "chzcrypt --enable {device}", _SEEN),
+    "checkstop": Advice("the card's hardware has failed", "Have it exchanged.", "lszcrypt -V", SEEN),
+    "offline": Advice("it is offline", "Put it online.", "chzcrypt --enable {device}", SEEN),
     # made-up devices
     "stub-unhealthy": Advice("the stub's file says so", "Edit the file.", "", "when the file says something else"),
     "stub-degraded": Advice("the stub's file says so", "Edit the file.", "", "when the file says something else"),
@@ -433,13 +434,13 @@ UNUSABLE: Final[Mapping[str, Advice]] = {
         "the driver has it and could not start it",
         "The kernel's log says why, mostly `RmInitAdapter failed`; then reboot the node.",
         "dmesg | grep -e NVRM -e {address}",
-        _SEEN,
+        SEEN,
     ),
     "the NVIDIA driver does not know its UUID": Advice(
         "the driver tells a GPU's UUID only once a program has opened it",
         "Start NVIDIA's persistence daemon, also at boot.",
         "systemctl enable --now nvidia-persistenced",
-        _SEEN,
+        SEEN,
     ),
     "does not exist": REASONS["node-missing"],
     "it is in no IOMMU group": Advice(
@@ -452,10 +453,10 @@ UNUSABLE: Final[Mapping[str, Advice]] = {
         "its driver has it, and its RDMA part is missing",
         "Load the module that the sentence names.",
         "modprobe mlx5_ib",
-        _SEEN,
+        SEEN,
     ),
     "has no RDMA device": Advice(
-        "its driver has it, and its RDMA part is missing", "Load its RDMA module.", "modprobe mlx5_ib", _SEEN
+        "its driver has it, and its RDMA part is missing", "Load its RDMA module.", "modprobe mlx5_ib", SEEN
     ),
 }
 """What the sentence of an `unusable` device has in it → advice; the first that fits."""

@@ -2,7 +2,7 @@
 
 values.schema.json is written by hand but for what lies below `$defs`, which is what `fairlead schema` prints: `config` in
 values.yaml is the configuration, so that Helm refuses a mistake in it before anything is rolled out. Its descriptions,
-with the defaults of values.yaml, are the table in docs/kubernetes.md.
+with the defaults of values.yaml, are the table in docs/installing.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agent.config.schema import schema
 
 CHART: Final = Path(__file__).parent / "fairlead"
 FILE: Final = CHART / "values.schema.json"
-DOCS: Final = Path(__file__).parents[2] / "docs/kubernetes.md"
+DOCS: Final = Path(__file__).parents[2] / "docs/installing.md"
 
 _BEGIN: Final = "| value | default | what it is |\n| --- | --- | --- |\n"
 _LONGEST: Final = 40  # characters of a default that the table shows; longer ones are read in values.yaml

@@ -16,6 +16,12 @@ _ROOT: Final = Path(__file__).parents[2]
 _INDEPENDENT: Final = "Backends do not import each other"
 
 
+def _page(name: str) -> Path:
+    """The page that the README's table of hardware links to for a backend."""
+    row = re.search(rf"^\| .* \| \[`{name}`\]\((docs/[\w-]+\.md)", (_ROOT / "README.md").read_text(), re.MULTILINE)
+    return _ROOT / (row[1] if row else f"docs/{name}.md")
+
+
 def _lacking(name: str) -> Iterator[str]:
     """What has to be added for a backend of that name."""
     contracts = tomllib.loads((_ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -23,17 +29,22 @@ def _lacking(name: str) -> Iterator[str]:
         yield f"pyproject.toml: 'backends.{name}' in the modules of the contract {_INDEPENDENT!r}"
     if not any((_ROOT / "tests/backends" / it).exists() for it in (f"test_{name}.py", name)):
         yield f"tests/backends/test_{name}.py, or a folder tests/backends/{name}"
-    if not (_ROOT / f"docs/{name}.md").exists():
-        yield f"docs/{name}.md: its page, with its options and what they do"
+    page = _page(name)
+    if not page.exists() or f'backend = "{name}"' not in page.read_text():
+        yield f"docs/{page.name}: its page, or a section of another kind's, with its options and what they do"
     examples = (_ROOT / "deploy/kubernetes/examples").glob("*/config.toml")
     if not any(name == one["backend"] for it in examples for one in tomllib.loads(it.read_text())["resource"]):
-        yield f"deploy/kubernetes/examples/{name}/config.toml and pod.yaml, and their row in docs/kubernetes.md, Examples"
+        yield f"deploy/kubernetes/examples/{name}/config.toml and pod.yaml, and their row in docs/installing.md, Examples"
     for file, pattern, what in (
         ("config.example.toml", rf'^#?backend = "{name}"$', "a resource with all its keys, each with its default"),
-        ("mkdocs.yml", rf"- {name}\.md$", f"{name}.md among the pages of Hardware"),
-        ("README.md", rf"^\| .* \| \[`{name}`\]\(docs/{name}\.md\) \| ", "a row in the table of What it offers"),
-        ("docs/kubernetes.md", rf"^\| `{name}` \| ", "a row in the table of Rights"),
-        ("docs/systemd.md", rf"`{name}`", "what of it works with the service's rights, in What the unit may do"),
+        ("mkdocs.yml", rf"- {page.name}$", f"{page.name} among the pages of Hardware"),
+        ("README.md", rf"^\| .* \| \[`{name}`\]\(docs/", "a row in the table of What it offers"),
+        ("docs/installing.md", rf"^\| `{name}` \| ", "a row in the table of Rights"),
+        (
+            "docs/installing.md",
+            rf"(?s)\n### What the unit may do\n(?:(?!\n### ).)*`{name}`",
+            "what of it works with the service's rights, in What the unit may do",
+        ),
         ("docs/configuration.md", rf"^### {name}$", "run `make generated`"),
         ("deploy/helm/fairlead/values.schema.json", rf"a resource of the backend {name}\b", "run `make chart`"),
         ("CHANGELOG.md", rf"`{name}`", "a line that says what it offers"),
@@ -56,8 +67,8 @@ def test_what_a_new_kind_of_hardware_lacks_is_said() -> None:
         "config.example.toml",
         "mkdocs.yml",
         "README.md",
-        "docs/kubernetes.md",
-        "docs/systemd.md",
+        "docs/installing.md",
+        "docs/installing.md",
         "docs/configuration.md",
         "deploy/helm/fairlead/values.schema.json",
         "CHANGELOG.md",

@@ -63,5 +63,5 @@ def test_each_is_a_configuration_and_a_pod() -> None:
 
 
 def test_the_docs_have_a_row_for_each() -> None:
-    text = (REPOSITORY / "docs/kubernetes.md").read_text()
+    text = (REPOSITORY / "docs/installing.md").read_text()
     assert re.findall(r"^\| \[`(\S+)`\]\(\.\./deploy/kubernetes/examples/\1\)", text, flags=re.MULTILINE) == NAMES

@@ -1,4 +1,4 @@
-"""docs/kubernetes.md: the commands that it calls tried are run here, and its tables have what there is."""
+"""docs/installing.md: its commands that need neither a cluster nor a node are run here, and its tables have what there is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.deploy.test_podman import settings
 from tests.deploy.test_systemd import UNITS
 from tests.needs import skip_without
 
-TEXT: Final = (REPOSITORY / "docs/kubernetes.md").read_text()
+TEXT: Final = (REPOSITORY / "docs/installing.md").read_text()
 BLOCKS: Final = re.findall(r"```sh\n(.*?)```", TEXT, flags=re.DOTALL)
 
 
@@ -33,8 +33,8 @@ def rows(heading: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("block", [block for block in BLOCKS if block.startswith("# tried\n")])
-def test_what_is_called_tried_works(block: str) -> None:
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_command_without_a_mark_works(block: str) -> None:
     tool, chart = kustomize(), helm()
     skip_without("helm (make build/helm/.ready)", "kustomize 5 (make build/kustomize/.ready)")
     assert tool is not None
@@ -46,12 +46,6 @@ def test_what_is_called_tried_works(block: str) -> None:
         ["sh", "-euc", block], cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_what_is_not_tried_asks_a_cluster() -> None:
-    lines = [line for block in BLOCKS if not block.startswith("# tried\n") for line in block.splitlines()]
-    assert lines
-    assert all(re.match(r"kubectl (?!kustomize)|helm (install|upgrade|test) ", line) for line in lines)
 
 
 def test_every_file_that_it_names_is_there() -> None:
@@ -90,7 +84,7 @@ def test_it_says_of_each_backend_which_rights_it_takes() -> None:
     assert {name.strip("`") for name in told if "---" not in name} == set(registry.names())
     units = [settings(file) for file in (UNITS / "fairlead.service", UNITS / "fairlead.service.d/hardware.conf")]
     known = {name for unit in units for line in unit["Service.CapabilityBoundingSet"] for name in line.split()}
-    rights = TEXT.partition("\n## Rights\n")[2].partition("\n## ")[0]
+    rights = TEXT.partition("\n### Rights\n")[2].partition("\n### ")[0]
     # CAP_CHOWN is for a node's owner, CAP_NET_ADMIN for a buffer: the units do without.
     assert set(re.findall(r"CAP_\w+", rights)) == known | {"CAP_CHOWN", "CAP_NET_ADMIN"}
     assert "CAP_SYS_PTRACE" in " ".join(told["`vfio`"])

@@ -15,7 +15,7 @@ from backends.vfio.binding import NOTES
 from tests.needs import skip_without
 
 UNITS: Final = Path(__file__).parents[2] / "deploy/systemd"
-TEXT: Final = (UNITS.parents[1] / "docs/systemd.md").read_text()
+TEXT: Final = (UNITS.parents[1] / "docs/installing.md").read_text()
 OBSERVER, HARDWARE = (
     int(10 * float(it)) for it in re.findall(r"`systemd-analyze security fairlead` says (\d\.\d)", TEXT)
 )

@@ -14,7 +14,7 @@ from tests.docs.terminals import Terminals
 
 _ELSEWHERE: Final[Mapping[str, str]] = {
     "docs/writing-a-backend.md": "tests/docs/test_writing_a_backend.py",
-    "docs/kubernetes.md": "tests/deploy/test_kubernetes_docs.py",
+    "docs/installing.md": "tests/deploy/test_kubernetes_docs.py",
     "docs/fleet.md": "tests/deploy/kubectl/test_kubectl_fairlead.py",
 }
 """Pages whose commands another test runs, in a way of its own."""
@@ -59,7 +59,7 @@ async def test_its_commands_work(page: str, terminals: Terminals, tmp_path: Path
 
 
 def test_there_are_commands_that_are_run() -> None:
-    assert {"docs/concepts.md", "docs/operations.md", "docs/stub.md"} <= _RUN.keys()
+    assert {"docs/concepts.md", "docs/operations.md", "docs/recipes.md"} <= _RUN.keys()
 
 
 @pytest.mark.parametrize(("page", "test"), _ELSEWHERE.items())

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from agent.config.resources import RESOURCE_KEYS
 from agent.config.schema import schema
-from tools import configuration_page, conformance_page, licences_page, reasons_section
+from tools import configuration_page, licences_page, reasons_section
 
 _FINE: Final = re.compile(r"MIT|BSD|Apache|PSF-2\.0|Python Software Foundation|MPL|Mozilla|LGPL")
 _STALE: Final = "run `make generated`"
@@ -28,10 +28,6 @@ def test_the_configuration_reference_has_every_key_with_a_meaning() -> None:
 
 def _keys(whole: dict[str, Any]) -> Iterator[str]:
     yield from (key for record in whole["$defs"].values() for key in record.get("properties", {}))
-
-
-def test_the_checks_of_the_conformance_suite_are_current() -> None:
-    assert conformance_page.PAGE.read_text() == conformance_page.page(), _STALE
 
 
 def test_the_table_of_reasons_is_current() -> None:

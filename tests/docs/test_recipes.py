@@ -15,18 +15,18 @@ from click.testing import CliRunner
 
 from agent.cli.commands import fairlead
 from tests.backends.trees import HOST, planted_host
-from tests.docs.pages import PAGES, Block, blocks, text
+from tests.docs.pages import Block, blocks, text
 from tests.docs.recipe_nodes import NODES
 
+_PAGE: Final = "docs/recipes.md"
 _GETS: Final = re.compile(r"^A container gets ((?:`[^`]+`(?:,\s)?)+)\.", re.MULTILINE)
 _KUBELETS_OWN: Final = re.compile(r"cpu|memory|hugepages-.*")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One section of a page of recipes."""
+    """One section of the page of recipes."""
 
-    page: str
     heading: str
     configuration: str
     pod: Mapping[str, Any]
@@ -43,21 +43,19 @@ class Recipe:
 
 
 def _recipes() -> Iterator[Recipe]:
-    for page in (page for page in PAGES if page.startswith("docs/recipes/") and not page.endswith("/index.md")):
-        lines = text(page).splitlines()
-        starts = [number for number, line in enumerate(lines, 1) if line.startswith("## ")]
-        for start, end in zip(starts, [*starts[1:], len(lines) + 1], strict=True):
-            within = [block for block in blocks(page) if start < block.line < end]
-            gets = _GETS.search("\n".join(lines[start - 1 : end - 1]))
-            assert gets is not None, f"{page}:{start}: say what a container gets"
-            yield Recipe(
-                page,
-                lines[start - 1].removeprefix("## "),
-                _only(within, "toml").text,
-                yaml.safe_load(_only(within, "yaml").text),
-                _only(within, "text").text,
-                frozenset(re.findall("`([^`]+)`", gets[1])),
-            )
+    lines = text(_PAGE).partition("\n## Made-up devices\n")[0].splitlines()
+    starts = [number for number, line in enumerate(lines, 1) if line.startswith("### ")]
+    for start, end in zip(starts, [*starts[1:], len(lines) + 1], strict=True):
+        within = [block for block in blocks(_PAGE) if start < block.line < end]
+        gets = _GETS.search("\n".join(lines[start - 1 : end - 1]))
+        assert gets is not None, f"{_PAGE}:{start}: say what a container gets"
+        yield Recipe(
+            lines[start - 1].removeprefix("### "),
+            _only(within, "toml").text,
+            yaml.safe_load(_only(within, "yaml").text),
+            _only(within, "text").text,
+            frozenset(re.findall("`([^`]+)`", gets[1])),
+        )
 
 
 def _only(within: list[Block], language: str) -> Block:

@@ -37,7 +37,7 @@ def capabilities(patient: Patient) -> Iterator[Finding]:
         missing.append(f"the right to write to {sys}: drivers cannot be bound and hardware cannot be reset")
     if missing:
         found_missing = f"What is configured needs {'; and '.join(missing)}."
-        yield warning(found_missing, "Add it (docs/systemd.md, docs/installing.md), or run privileged.")
+        yield warning(found_missing, "Add it (docs/installing.md), or run privileged.")
     else:
         yield fine("This process may do all that the configuration needs.")
 

@@ -37,7 +37,7 @@ def read(document: Tree | None, _settings: Settings) -> Sketch:
     fields.lost(
         "resource-name",
         "the plugin moved a card's interface into its pod and gave it the address in the pod's annotation sfc-nic-ip; "
-        "Fairlead leaves that to a CNI plugin: see docs/solarflare.md",
+        "Fairlead leaves that to a CNI plugin: see docs/sriov.md",
     )
     if (expression := fields.text("reg-exp-sfc")) is not None and expression != _EXPRESSION:
         fields.lost(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from agent.simulation.conformance.suite import Check, Outcome, Result
+from agent.simulation.conformance.suite import Outcome, Result
 
 
 def counts(results: Sequence[Result]) -> str:
@@ -98,16 +98,3 @@ FORMATS: Final[Mapping[str, Callable[[Sequence[Result], Mapping[str, str]], str]
     "junit": _junit,
     "json": _json,
 }
-
-
-def reference(checks: Sequence[Check]) -> Iterator[str]:
-    """The checks as tables in Markdown, one for each subject: what docs/conformance.md has of them."""
-    for subject, group in groupby(checks, key=lambda it: it.subject):
-        yield from (
-            "",
-            f"### {subject.capitalize()}",
-            "",
-            "| check | what a kubelet does | contract |",
-            "| --- | --- | --- |",
-        )
-        yield from (f"| `{it.name}` | {it.sentence} | {it.line} |" for it in group)

@@ -24,7 +24,7 @@ class Check(Struct, frozen=True):
     sentence: str
     """What a kubelet does there, for the plugin's author."""
     line: str
-    """Of the kubelet contract: the part of docs/kubelets.md."""
+    """Of the kubelet contract: the part of docs/conformance.md."""
     scenario: Scenario
     judge: Judge
     follows: str = ""

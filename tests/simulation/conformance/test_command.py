@@ -36,7 +36,7 @@ def judged() -> list[Judged]:
 
 
 def test_each_check_has_a_name_of_its_own_a_sentence_and_a_line_of_the_contract() -> None:
-    page = (REPOSITORY / "docs/kubelets.md").read_text()
+    page = (REPOSITORY / "docs/conformance.md").read_text()
     assert len({it.name for it in CHECKS}) == len(CHECKS)
     for it in CHECKS:
         assert it.sentence.endswith("."), it.name
