@@ -19,8 +19,8 @@ from agent.daemon.discovery_runner import DiscoveryRunner
 from agent.daemon.node import Node
 from agent.daemon.reporting.list_warnings import ListWarnings
 from agent.daemon.serving import Serving
-from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
+from agent.discovery.unit_state import Changes
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
 from agent.inventory.inventory import Inventory

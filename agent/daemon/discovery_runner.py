@@ -18,16 +18,15 @@ from msgspec import Struct
 from agent.config import AgentConfig
 from agent.daemon.node import Node
 from agent.discovery.backend_factory import why_unmade
-from agent.discovery.changes import Changes
-from agent.discovery.discoverer import Discoverer
+from agent.discovery.discoverer import Discoverer, LookError
 from agent.discovery.records import EarlySignals, Faults, wants
-from agent.discovery.scan_waiters import LookError
 from agent.discovery.sources.base import Emitted, Resync, boot_id
 from agent.discovery.sources.kmsg import KmsgSource
 from agent.discovery.sources.links import LinkSource
 from agent.discovery.sources.listening import Listening
 from agent.discovery.sources.paths import PathSource
 from agent.discovery.sources.uevents import UeventSource
+from agent.discovery.unit_state import Changes
 from agent.kubelet.pods.pod_claims import PodClaims
 from agent.runtime import running_time
 from agent.runtime.counts import Counts

@@ -17,7 +17,7 @@ from agent.cdi.on_demand import Cdi
 from agent.claims.ledger import Ledger
 from agent.console.views import ENDED, ENDS
 from agent.daemon.state_keeper import StateKeeper
-from agent.discovery.changes import Changes
+from agent.discovery.unit_state import Changes
 from agent.hardware.queue import HardwareQueue
 from agent.hardware.releases import Releaser
 from agent.hardware.resumption import Resumer

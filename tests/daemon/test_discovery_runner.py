@@ -13,8 +13,8 @@ from anyio.abc import TaskStatus
 
 from agent.config import AgentConfig
 from agent.daemon.discovery_runner import DiscoveryRunner
-from agent.discovery.changes import Changes
 from agent.discovery.sources.uevents import UeventSource
+from agent.discovery.unit_state import Changes
 from agent.runtime.counts import Counts
 from agent.runtime.supervision.notify import Notifier
 from agent.runtime.supervision.watchdog import Watchdog

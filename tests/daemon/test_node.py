@@ -17,7 +17,7 @@ from agent.daemon.list_publisher import Publisher
 from agent.daemon.node import Node
 from agent.daemon.state_file import StateFile
 from agent.daemon.state_keeper import StateKeeper
-from agent.discovery.changes import Changes
+from agent.discovery.unit_state import Changes
 from agent.hardware.queue import HardwareQueue
 from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser
