@@ -95,7 +95,7 @@ class DiscoveryRunner:
         if settings.uevents != "off":
             pulse = self._pulses[_UEVENTS] = watchdog.pulse(_UEVENTS)
             self._uevents = UeventSource(self.take, host, settings.uevents, beat=pulse.beat, counts=counts)
-        self.discoverers: dict[str, Discoverer] = {}
+        self.discoverers = node.discoverers
         self.discoverers.update({kind: self._discoverer(kind, it, settings) for kind, it in self.backends.items()})
 
     def _discoverer(self, kind: str, backend: Backend[Any], settings: AgentConfig) -> Discoverer:

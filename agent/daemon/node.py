@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Final
 
 from anyio.abc import TaskGroup
@@ -17,6 +17,7 @@ from agent.cdi.on_demand import Cdi
 from agent.claims.ledger import Ledger
 from agent.console.views import ENDED, ENDS
 from agent.daemon.state_keeper import StateKeeper
+from agent.discovery.discoverer import Discoverer
 from agent.discovery.unit_state import Changes
 from agent.hardware.queue import HardwareQueue
 from agent.hardware.releases import Releaser
@@ -52,11 +53,7 @@ class Node:
     resumer: Resumer
     pod_claims: PodClaims
     history: Recorder
-    shortfall: Shortfall
-    cdi: Cdi
     dra: Dra
-    selectable: Callable[[], Iterable[tuple[str, Device]]]
-    """Every device that a selector can name, with its backend, also those that no resource selects."""
     tasks: TaskGroup
     """Of the running agent; all these are there before anything changes."""
 
@@ -66,11 +63,16 @@ class Node:
         health: HealthBook,
         ledger: Ledger,
         turns: HardwareQueue,
+        cdi: Cdi,
+        shortfall: Shortfall,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.inventory, self.health, self.ledger = inventory, health, ledger
+        self.cdi, self.shortfall = cdi, shortfall
+        self.discoverers: dict[str, Discoverer] = {}
+        """Those in force, by their backends."""
         self._turns = turns
         self._clock, self._wall = clock, wall
         self._changed = asyncio.Event()
@@ -99,6 +101,10 @@ class Node:
             FairleadError: nothing is called that, or several devices are.
         """
         return self.inventory.find(name, unselected(self.selectable()), self.shortfall.former)
+
+    def selectable(self) -> Iterator[tuple[str, Device]]:
+        """Every device that a selector can name, with its backend, also those that no resource selects."""
+        return ((kind, device) for kind, it in self.discoverers.items() for device in it.selectable())
 
     # --- the kernel and the backends ---
 

@@ -109,13 +109,15 @@ class Agent:
         # what is there, how it is, who holds it
         self.inventory = inventory = Inventory(config.resources, backends)
         health, ledger, turns = HealthBook(boot_id(config.host)), Ledger(), HardwareQueue(clock)
-        self.node = node = Node(inventory, health, ledger, turns, clock=clock, wall=wall)
+        cdi = Cdi(config.host, settings.state_dir, inventory, backends, problems)
+        shortfall = Shortfall(inventory, clock, wall)
+        self.node = node = Node(inventory, health, ledger, turns, cdi, shortfall, clock=clock, wall=wall)
         self._pod_claims = node.pod_claims = PodClaims(
             ledger, inventory, node, settings.pod_resources, settings.plugin_dir,
             sys=config.host.sys, clock=clock, problems=problems,
         )  # fmt: skip
         self._discovery = DiscoveryRunner(settings, config.host, backends, node, self.watchdog, counts, problems)
-        self.discoverers = self._discovery.discoverers
+        self.discoverers = node.discoverers
 
         # what is done to it
         look = self._discovery.look_at
@@ -126,57 +128,50 @@ class Agent:
         adopter = Adopter(backends, inventory, reconciler, self._discovery)
 
         # what outlives this process
-        self._shortfall = node.shortfall = Shortfall(inventory, clock, wall)
-        node.selectable = lambda: ((kind, it) for kind, of in self.discoverers.items() for it in of.selectable())
-        lists = inventory, self._list_of, self._pod_claims.pods, self._shortfall
-        node.history = Recorder(*lists, uids=self._pod_claims.uids_of, proc=config.host.proc, clock=clock, wall=wall)
-        kept = ledger, node.releaser, inventory, health, self._shortfall, node.history
-        node.keeper = StateKeeper(StateFile(settings.state_dir), *kept, clock=clock, wall=wall)
+        node.history = Recorder(
+            inventory, self._list_of, self._pod_claims.pods, shortfall,
+            uids=self._pod_claims.uids_of, proc=config.host.proc, clock=clock, wall=wall,
+        )  # fmt: skip
+        state = StateFile(settings.state_dir)
+        node.keeper = StateKeeper(
+            state, ledger, node.releaser, inventory, health, shortfall, node.history, clock=clock, wall=wall
+        )
 
         # what the kubelet is told
-        node.cdi = Cdi(config.host, settings.state_dir, inventory, backends, problems)
         record = partial(checkpoint.version, settings.plugin_dir)
         admission = Admission(record, clock)
-        giving = inventory, backends, self._jobs, node.allocated
         lost_resources = LostResources(settings.pod_resources, settings.plugin_dir)
-        allocator = Allocator(*giving, cdi=node.cdi, admission=admission, holder=self._pod_claims.holder)
+        holder = self._pod_claims.holder
+        allocator = Allocator(
+            inventory, backends, self._jobs, node.allocated, cdi=cdi, admission=admission, holder=holder
+        )
         self._pod_claims.is_giving = allocator.is_giving
         starter = Starter(inventory, ledger, backends, self._jobs, node, self._pod_claims.two_pods)
-        parts = node, backends, allocator, starter, problems
-        node.dra = Dra(config, node_name(), *parts, clock=clock, wall=wall)
-        factory = PluginFactory(
-            allocator,
-            Preferences(inventory, backends, admission),
-            starter,
-            self._pod_claims,
-            lost_resources,
-            counts,
-            record,
-        )
-        kubernetes = KubernetesParts(
-            config.kubernetes, node_name(), node, self._shortfall, problems, clock=clock, wall=wall
-        )
+        node.dra = Dra(config, node_name(), node, backends, allocator, starter, problems, clock=clock, wall=wall)
+        preferences = Preferences(inventory, backends, admission)
+        factory = PluginFactory(allocator, preferences, starter, self._pod_claims, lost_resources, counts, record)
+        kubernetes = KubernetesParts(config.kubernetes, node_name(), node, shortfall, problems, clock=clock, wall=wall)
         path = settings.nfd_features.path
         features = None if path is None else FeatureFile(path, inventory.all_slots, problems=problems)
         sole_agent = SoleAgent(node, lost_resources, reconciler, adopter, self._jobs, kubernetes, features, problems)
-        beat = self._kubelet_watch.beat
         self._serving = Serving(
-            settings.plugin_dir, notifier, factory, sole_agent, counts, lost_resources, beat, problems
-        )
+            settings.plugin_dir, notifier, factory, sole_agent, counts, lost_resources, self._kubelet_watch.beat, problems,
+            shares_http=config.http.is_on and not config.http.listen.startswith("unix:"),
+        )  # fmt: skip
 
         # what everybody else is told, and asks for
-        told = self._shortfall, node.keeper, kubernetes
-        self._list_warnings = ListWarnings(inventory, self.discoverers, *told)
-        node.publisher = Publisher(
-            node, self._serving, adopter, self._list_warnings, features, counts, kubernetes, node.dra
+        self._list_warnings = ListWarnings(node, kubernetes)
+        node.publisher = Publisher(node, self._serving, adopter, self._list_warnings, features, counts, kubernetes)
+        self._swap = ConfigurationSwap(
+            config, self._discovery, self._serving, adopter, self._list_warnings, kubernetes, self._jobs, node
         )
-        following = self._serving, adopter, self._list_warnings, kubernetes, self._jobs, node
-        self._swap = ConfigurationSwap(config, self._discovery, inventory, *following)
         self._reloader = Reloader(self._swap, notifier, self._serving, problems)
         self._shutdown = Shutdown(node, self._serving, notifier)
-        known = node, backends, self.discoverers, adopter, self._serving, events or Events(), problems
-        asked = self._shortfall, self._swap, self._reloader, self._shutdown
-        self.control = AgentControl(Parts(*known, *asked), clock=clock, wall=wall)
+        known = events or Events()
+        parts = Parts(
+            node, backends, adopter, self._serving, known, problems, self._swap, self._reloader, self._shutdown
+        )
+        self.control = AgentControl(parts, clock=clock, wall=wall)
         """What the faces ask."""
 
     @property
@@ -214,7 +209,6 @@ class Agent:
             probes = partial(answer_probes, self.control, self.watchdog, self.config.agent.admin_socket)
             tasks.start_soon(self._keep, "probes", probes)
             if self.config.http.is_on:
-                self._serving.shares_http = not self.config.http.listen.startswith("unix:")
                 tasks.start_soon(self._keep, "HTTP", self._serve_http)
             await self._settle()
             log.info("ready", resources=self.inventory.names())
@@ -250,7 +244,7 @@ class Agent:
                 "first look", f"the first look at the hardware of {kind} has not ended", "first-look-lasts",
                 "first-look-ended", backend=kind,
             )  # fmt: skip
-            known = self.node, self._shortfall.awaits, self._discovery.looking, self._serving.kubelet
+            known = self.node, self.node.shortfall.awaits, self._discovery.looking, self._serving.kubelet
             self.node.tasks.start_soon(list_when_found, kind, *known, told)
         at_most, awaits = self.config.agent.boot_wait, self._serving.wait_for
         await wait_for_held(self.node.ledger, self.inventory, self._serving.kubelet.socket, at_most, awaits)

@@ -88,7 +88,7 @@ async def test_what_a_pod_holds_keeps_its_place_after_it_went(node: Node, monkey
         before = (await shown(agent)).devices[0]
         node.say("stub-0 gone")
         await node.has(TOY, healthy=0, unhealthy=1)
-        await until(lambda: agent._shortfall.gone(before.hardware))
+        await until(lambda: agent.node.shortfall.gone(before.hardware))
         after = (await shown(agent)).devices[0]
         assert (after.reason, after.numa_node, after.hardware) == ("gone", 0, before.hardware)
 
@@ -243,10 +243,10 @@ async def test_events_and_replies_name_a_device_as_a_person_does_also_once_it_ha
             {"event": "device-changed", "resource": CARDS, "device": "card 0", "called": "Toy toy0"},
         ):
             agent.control._parts.events.note(line)
-        await until(lambda: len([*agent._shortfall.offered]) == 2)
+        await until(lambda: len([*agent.node.shortfall.offered]) == 2)
         backend.there = ["card 1"]
         agent.discoverers["cards"].rescan()
-        await until(lambda: agent._shortfall.former)
+        await until(lambda: agent.node.shortfall.former)
         assert (await agent.control.drain("card 0", "", None)).name == "toy0"
         assert (await agent.control.undrain("card 0")).name == "toy0"
         names = {it.kind: it.name async for it in agent.control.watch(100, follow=False)}

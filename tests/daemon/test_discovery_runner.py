@@ -13,6 +13,7 @@ from anyio.abc import TaskStatus
 
 from agent.config import AgentConfig
 from agent.daemon.discovery_runner import DiscoveryRunner
+from agent.discovery.discoverer import Discoverer
 from agent.discovery.sources.uevents import UeventSource
 from agent.discovery.unit_state import Changes
 from agent.runtime.counts import Counts
@@ -40,6 +41,9 @@ class Looks(Backend[Any]):
 
 
 class Node:
+    def __init__(self) -> None:
+        self.discoverers: dict[str, Discoverer] = {}
+
     def scanned(self, changes: Changes) -> None:
         pass
 

@@ -102,20 +102,19 @@ class House:
         self.now, self.deadline, self._sequence = 1000.0, cast(float | None, -1.0), 0
         lists, health, ledger, turns = inventory(resource(CARDS)), HealthBook(BOOT), Ledger(), HardwareQueue()
         clock, wall = lambda: self.now, lambda: 1e9 + self.now
-        self.node = Node(lists, health, ledger, turns, clock=clock, wall=wall)
+        self.told = Told()
+        others: Any = self.told
+        self.node = Node(lists, health, ledger, turns, others, Shortfall(lists), clock=clock, wall=wall)
         self.file = Written()
         self.node.releaser = Releaser(Host(), {KIND: Fake()}, ledger, Reconciler(turns), self.node.keep_claims)
         state = cast(StateFile, self.file)
-        shortfall = Shortfall(lists)
-        history = Recorder(lists, lambda _name: None, lambda _slot: (), shortfall)
-        owners = ledger, self.node.releaser, lists, health, shortfall, history
+        history = Recorder(lists, lambda _name: None, lambda _slot: (), self.node.shortfall)
+        owners = ledger, self.node.releaser, lists, health, self.node.shortfall, history
         self.node.keeper = StateKeeper(state, *owners, clock=clock, wall=wall)
         self.published = Published(lists.take)
         self.node.publisher = cast(Publisher, self.published)
         self.node.tasks = tasks
-        self.told = Told()
-        others: Any = self.told
-        self.node.pod_claims = self.node.resumer = self.node.cdi = self.node.dra = self.node.history = others
+        self.node.pod_claims = self.node.resumer = self.node.dra = self.node.history = others
 
     async def sleep(self, due: float | None, woken: asyncio.Event, _clock: Callable[[], float]) -> None:
         self.deadline = due
