@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -34,6 +33,7 @@ from agent.inventory.unmatched import unmatched
 from agent.model import Slot, SlotKey
 from agent.runtime.chunked_work import in_batches, in_slices
 from agent.runtime.errors import FairleadError
+from agent.runtime.running_time import SYSTEM, Clock
 from agent.runtime.supervision.problems import Problems
 from backends.base import Backend, Clears, Device, Problem
 
@@ -61,14 +61,13 @@ class AgentControl:
         self,
         parts: Parts,
         *,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        clock: Clock = SYSTEM,
     ) -> None:
         """The daemon has started now."""
         self._parts = parts
-        self._clock, self._wall_clock = clock, wall
+        self._clock, self._wall_clock = clock.now, clock.wall
         self._node = node_name()
-        self._started = wall()
+        self._started = clock.wall()
         self._drawn: dict[str, Drawn] = {}
         self._unmatched: tuple[object, Mapping[str, str]] = (None, {})
 

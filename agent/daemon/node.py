@@ -7,7 +7,6 @@ written, where either is another. Changing an owner in any other way leaves one 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence, Set
 from typing import TYPE_CHECKING, Final
 
@@ -22,8 +21,7 @@ from agent.discovery.unit_state import Changes
 from agent.hardware.queue import HardwareQueue
 from agent.hardware.releases import Releaser
 from agent.hardware.resumption import Resumer
-from agent.health import HealthBook
-from agent.health.formatting import clock
+from agent.health import HealthBook, formatting
 from agent.health.latches import Latch
 from agent.history.recorder import Recorder
 from agent.history.timeline import Note
@@ -33,6 +31,7 @@ from agent.inventory.shortfall import Shortfall
 from agent.kubelet.pods.pod_claims import PodClaims
 from agent.model import FORGOTTEN, Health, Held
 from agent.runtime.chunked_work import BATCH, in_batches
+from agent.runtime.running_time import SYSTEM, Clock
 from backends.base import Clears, Device, Record, Signal, Verdict
 
 if TYPE_CHECKING:
@@ -66,15 +65,14 @@ class Node:
         cdi: Cdi,
         shortfall: Shortfall,
         *,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        clock: Clock = SYSTEM,
     ) -> None:
         self.inventory, self.health, self.ledger = inventory, health, ledger
         self.cdi, self.shortfall = cdi, shortfall
         self.discoverers: dict[str, Discoverer] = {}
         """Those in force, by their backends."""
         self._turns = turns
-        self._clock, self._wall = clock, wall
+        self._clock, self._wall = clock.now, clock.wall
         self._changed = asyncio.Event()
         self._judgements = -1  # of health, as many as `run` knows of
         self._moments: dict[str, float] = {}  # backend → the time of its scan whose parts are coming
@@ -91,7 +89,7 @@ class Node:
         """Note what ended a fault that a record told of: with it gone, nothing else tells of it."""
         said, wall = latch.signal, self._wall()
         if said.verdict not in _NOTED:
-            message = f"{ENDED} {ENDS[by.value]}; since {clock(wall - self._clock() + latch.since)}: {said.message}"
+            message = f"{ENDED} {ENDS[by.value]}; since {formatting.clock(wall - self._clock() + latch.since)}: {said.message}"
             self.history.notes.add(Note(said.hardware, said.reason, message, wall))
 
     def find(self, name: str) -> frozenset[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import signal
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
@@ -64,6 +63,7 @@ from agent.model import Snapshot
 from agent.placement.admission import Admission
 from agent.runtime import garbage
 from agent.runtime.counts import Counts
+from agent.runtime.running_time import SYSTEM, Clock
 from agent.runtime.supervision.notify import Notifier
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
@@ -83,8 +83,7 @@ class Agent:
         notifier: Notifier,
         events: Events | None = None,
         *,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        clock: Clock = SYSTEM,
     ) -> None:
         """Prepare.
 
@@ -93,13 +92,12 @@ class Agent:
             backends: an instance for every kind that the config names.
             notifier: is told how the service is doing.
             events: what the log tells.
-            clock: monotonic seconds.
-            wall: seconds since the epoch.
+            clock: the time.
         """
         settings = config.agent
         backends = dict(backends)  # those in force, always: a reload exchanges them in place
         self._notifier = notifier
-        self.problems = problems = Problems(clock)
+        self.problems = problems = Problems(clock.now)
         """What the daemon's parts report."""
         self._keep = partial(supervise, problems=problems)
         self.counts = counts = Counts()
@@ -108,13 +106,13 @@ class Agent:
 
         # what is there, how it is, who holds it
         self.inventory = inventory = Inventory(config.resources, backends)
-        health, ledger, turns = HealthBook(boot_id(config.host)), Ledger(), HardwareQueue(clock)
+        health, ledger, turns = HealthBook(boot_id(config.host)), Ledger(), HardwareQueue(clock.now)
         cdi = Cdi(config.host, settings.state_dir, inventory, backends, problems)
-        shortfall = Shortfall(inventory, clock, wall)
-        self.node = node = Node(inventory, health, ledger, turns, cdi, shortfall, clock=clock, wall=wall)
+        shortfall = Shortfall(inventory, clock)
+        self.node = node = Node(inventory, health, ledger, turns, cdi, shortfall, clock=clock)
         self._pod_claims = node.pod_claims = PodClaims(
             ledger, inventory, node, settings.pod_resources, settings.plugin_dir,
-            sys=config.host.sys, clock=clock, problems=problems,
+            sys=config.host.sys, clock=clock.now, problems=problems,
         )  # fmt: skip
         self._discovery = DiscoveryRunner(settings, config.host, backends, node, self.watchdog, counts, problems)
         self.discoverers = node.discoverers
@@ -130,16 +128,14 @@ class Agent:
         # what outlives this process
         node.history = Recorder(
             inventory, self._list_of, self._pod_claims.pods, shortfall,
-            uids=self._pod_claims.uids_of, proc=config.host.proc, clock=clock, wall=wall,
+            uids=self._pod_claims.uids_of, proc=config.host.proc, clock=clock,
         )  # fmt: skip
         state = StateFile(settings.state_dir)
-        node.keeper = StateKeeper(
-            state, ledger, node.releaser, inventory, health, shortfall, node.history, clock=clock, wall=wall
-        )
+        node.keeper = StateKeeper(state, ledger, node.releaser, inventory, health, shortfall, node.history, clock=clock)
 
         # what the kubelet is told
         record = partial(checkpoint.version, settings.plugin_dir)
-        admission = Admission(record, clock)
+        admission = Admission(record, clock.now)
         lost_resources = LostResources(settings.pod_resources, settings.plugin_dir)
         holder = self._pod_claims.holder
         allocator = Allocator(
@@ -147,10 +143,14 @@ class Agent:
         )
         self._pod_claims.is_giving = allocator.is_giving
         starter = Starter(inventory, ledger, backends, self._jobs, node, self._pod_claims.two_pods)
-        node.dra = Dra(config, node_name(), node, backends, allocator, starter, problems, clock=clock, wall=wall)
+        node.dra = Dra(
+            config, node_name(), node, backends, allocator, starter, problems, clock=clock.now, wall=clock.wall
+        )
         preferences = Preferences(inventory, backends, admission)
         factory = PluginFactory(allocator, preferences, starter, self._pod_claims, lost_resources, counts, record)
-        kubernetes = KubernetesParts(config.kubernetes, node_name(), node, shortfall, problems, clock=clock, wall=wall)
+        kubernetes = KubernetesParts(
+            config.kubernetes, node_name(), node, shortfall, problems, clock=clock.now, wall=clock.wall
+        )
         path = settings.nfd_features.path
         features = None if path is None else FeatureFile(path, inventory.all_slots, problems=problems)
         sole_agent = SoleAgent(node, lost_resources, reconciler, adopter, self._jobs, kubernetes, features, problems)
@@ -171,7 +171,7 @@ class Agent:
         parts = Parts(
             node, backends, adopter, self._serving, known, problems, self._swap, self._reloader, self._shutdown
         )
-        self.control = AgentControl(parts, clock=clock, wall=wall)
+        self.control = AgentControl(parts, clock=clock)
         """What the faces ask."""
 
     @property

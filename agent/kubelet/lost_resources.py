@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -27,6 +26,7 @@ from agent.kubelet.pods.checkpoint import FILE_NAME, record
 from agent.kubelet.pods.podresources import PodResourcesError, list_allocatable
 from agent.kubelet.registration import Registrar
 from agent.runtime import running_time
+from agent.runtime.running_time import SYSTEM, Clock
 from agent.runtime.workers import NoWorkerError, Workers
 
 SETTLED: Final = 1.0
@@ -74,8 +74,7 @@ class LostResources:
         pod_resources: Path,
         plugin_dir: Path,
         registrars: dict[str, Registrar] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        clock: Clock = SYSTEM,
     ) -> None:
         """Prepare.
 
@@ -83,12 +82,11 @@ class LostResources:
             pod_resources: the podresources socket.
             plugin_dir: where the kubelet's record and the sockets of others lie.
             registrars: of the resources that are served, as they are at any time; none yet, if left out.
-            clock: monotonic seconds.
-            wall: seconds since 1970.
+            clock: the time.
         """
         self._socket, self._plugin_dir = pod_resources, plugin_dir
         self.registrars = {} if registrars is None else registrars
-        self._clock, self._wall = clock, wall
+        self._clock, self._wall = clock.now, clock.wall
         self._workers = Workers("other plugins", limit=2)
         self._tried: dict[str, _Tried] = {}
         self._overtaken: dict[str, int] = {}  # resource → how many Allocates had come when it was

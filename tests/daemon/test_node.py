@@ -25,6 +25,7 @@ from agent.health import HealthBook, KeptHealth
 from agent.history.recorder import Recorder
 from agent.inventory.shortfall import Shortfall
 from agent.model import Held, Snapshot
+from agent.runtime.running_time import Clock
 from backends.base import Clears, Host
 from tests.fakes import KIND, Fake, device, held, inventory, resource
 from tests.health.said import BOOT, DELAYED, NOW, record, signal
@@ -101,16 +102,16 @@ class House:
     def __init__(self, tasks: TaskGroup) -> None:
         self.now, self.deadline, self._sequence = 1000.0, cast(float | None, -1.0), 0
         lists, health, ledger, turns = inventory(resource(CARDS)), HealthBook(BOOT), Ledger(), HardwareQueue()
-        clock, wall = lambda: self.now, lambda: 1e9 + self.now
+        clock = Clock(lambda: self.now, lambda: 1e9 + self.now)
         self.told = Told()
         others: Any = self.told
-        self.node = Node(lists, health, ledger, turns, others, Shortfall(lists), clock=clock, wall=wall)
+        self.node = Node(lists, health, ledger, turns, others, Shortfall(lists), clock=clock)
         self.file = Written()
         self.node.releaser = Releaser(Host(), {KIND: Fake()}, ledger, Reconciler(turns), self.node.keep_claims)
         state = cast(StateFile, self.file)
         history = Recorder(lists, lambda _name: None, lambda _slot: (), self.node.shortfall)
         owners = ledger, self.node.releaser, lists, health, self.node.shortfall, history
-        self.node.keeper = StateKeeper(state, *owners, clock=clock, wall=wall)
+        self.node.keeper = StateKeeper(state, *owners, clock=clock)
         self.published = Published(lists.take)
         self.node.publisher = cast(Publisher, self.published)
         self.node.tasks = tasks

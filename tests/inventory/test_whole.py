@@ -34,6 +34,7 @@ from agent.inventory.shortfall import Shortfall
 from agent.kubelet.api.v1beta1 import ListAndWatchResponse
 from agent.kubelet.plugin import EncodedList
 from agent.model import Held, Slot
+from agent.runtime.running_time import Clock
 from backends.base import (
     Backend,
     Clears,
@@ -176,8 +177,7 @@ class Run:
             self.health,
             shortfall,
             Recorder(self.inventory, lambda _name: None, lambda _slot: (), shortfall),
-            clock=clock,
-            wall=lambda: clock() + WALL,
+            clock=Clock(clock, lambda: clock() + WALL),
         )
         self.lists: dict[str, EncodedList] = {}
         self.streams: dict[str, dict[str, str]] = {}

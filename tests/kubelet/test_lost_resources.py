@@ -23,6 +23,7 @@ from agent.kubelet.plugin import Plugin
 from agent.kubelet.pods.checkpoint import FILE_NAME, record
 from agent.kubelet.pods.podresources import PodResourcesError
 from agent.kubelet.transport.server import SocketServer
+from agent.runtime import running_time
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.sockets import Version
 from tests.background import running as background
@@ -59,7 +60,7 @@ class Clock:
 def looking(agent: Agent, node: SimulatedKubelet, clock: Clock, wall: float | None = None) -> LostResources:
     """`wall` is the time since 1970, where it stands still, too."""
     known = time.time if wall is None else lambda: wall
-    return LostResources(node.pod_resources_socket, node.plugin_dir, agent.registrars, clock, known)
+    return LostResources(node.pod_resources_socket, node.plugin_dir, agent.registrars, running_time.Clock(clock, known))
 
 
 @asynccontextmanager
