@@ -47,7 +47,7 @@ _FIRST_LOOK: Final = (
 )
 _LIBRARIES: Final = "before the first device the interpreter is 11 MB, the libraries are 23 and our own code is 4"
 
-_API_SERVER: Final = "the API server's answer is in it, from this one process, and httpx, which takes two fifths of the agent's CPU meanwhile"
+_API_SERVER: Final = "the API server's answer is in it, from this one process"
 
 _MASSES: Final = (
     "first look", "allocation", "start with claims", "start without state", "all go", "all come back", "reload",

@@ -232,18 +232,20 @@ class Ledger:
         running: Pods | None = None,
         *,
         lost: bool = False,
+        sure: bool = True,
         slots: Iterable[SlotKey] | None = None,
     ) -> list[Held]:
         """Take in which pods have what, as the kubelet knows it now; returns the claims that are others with it.
 
-        The kubelet forgets a pod's devices when the pod has ended, so that nothing of it runs; a record that lacks those of a
-        pod which runs is younger than the pod.
+        The kubelet forgets a pod's devices when the pod has ended, so that nothing of it runs.
 
         Args:
             record: the slots of the checkpoint, with the UIDs of their pods.
             shown: the slots of a List that was asked for after it, with the names of their pods.
             running: UIDs of the pods that had processes after the record was read; None: that cannot be seen.
             lost: has the kubelet begun with an empty record? Of what it lacks, it knows nothing.
+            sure: has the kubelet begun with this record, or was it asked for a List? Else what lacks the devices of a pod
+                that runs may be a record that is older than the pod, and was written last.
             slots: the claims to look at; None: all.
         """
         changed = []
@@ -257,7 +259,7 @@ class Ledger:
             elif slot in record or slot in shown:
                 trouble = ""
             elif seen:
-                trouble = FORGOTTEN
+                trouble = FORGOTTEN if sure or lost else held.trouble
             elif running is not None and (held.pods or claim.named):  # they have ended, or will be admitted anew
                 trouble = ""
             else:

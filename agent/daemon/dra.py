@@ -24,7 +24,7 @@ from agent.daemon.node import Node
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.prestart import Starter
 from agent.kubernetes.api import Api, ApiError, pause, read
-from agent.kubernetes.runner import LACKING, connected, load_client
+from agent.kubernetes.runner import connected, load_client
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
 from agent.runtime.workers import Workers
@@ -94,7 +94,6 @@ class Dra:
             "dra", "Kubernetes' API server cannot be reached", "dra-api-away", "dra-api-answers",
             then="trying again; pods keep what they have, and no pod gets a device by DRA meanwhile",
         )  # fmt: skip
-        self._lacking = problems.trouble("dra", 'no resource with serve = "dra" is offered', "dra-client-missing")
         self._unkept = problems.trouble("dra", f"{self._file} cannot be written", "dra-record-unwritten")
 
     # --- what the others ask ---
@@ -123,6 +122,8 @@ class Dra:
         """Why no pod gets devices of a resource that is served so; empty if they do."""
         if not self.serves(name) or self._inventory.resource(name) is None:
             return ""
+        if self._away.lasts and not self.is_offered(name):
+            return self._away.sentence
         return self._driver.complaint if self._driver is not None else ""
 
     def changed(self, resources: Iterable[str]) -> None:
@@ -136,7 +137,7 @@ class Dra:
         """Take up a changed configuration."""
         before, self._config = self._config, config
         if (before.dra, before.uses_dra) != (config.dra, config.uses_dra):
-            for trouble in (self._away, self._lacking, self._unkept):
+            for trouble in (self._away, self._unkept):
                 trouble.healed()
             if self._scope is not None:
                 self._scope.cancel()
@@ -162,20 +163,23 @@ class Dra:
         has_claims = any(it.claim is not None for it in self._house.ledger.held())
         if record is None and mine is None and not has_claims:
             await anyio.sleep_forever()
-        try:
-            self._loaded = await self._workers.start(_load)
-        except ImportError:
-            self._lacking.report_once(LACKING)
-            await anyio.sleep_forever()
+        self._loaded = await self._workers.start(_load)
         async with anyio.create_task_group() as tasks:
             if mine is not None or has_claims:  # of which the kubelet tells the end, whatever is configured now
                 who = mine or record or self._who(self._config.dra)
                 self._start(tasks, who, "DRA", partial(self._drive, who))
+            if (
+                mine is not None and record is not None
+            ):  # the credentials of then may be gone: another way of installing
+                record = msgspec.structs.replace(record, kubeconfig=mine.kubeconfig)
             if record is not None and (mine is None or msgspec.structs.replace(record, resources=()) != mine):
                 await self._withdraw(record)
+                record = None
             if mine is not None:
-                self._record = record = self._record or mine
-                await self._publish(record)
+                before, self._record = self._record, record or mine
+                if before not in (None, self._record):
+                    await self._keep(frozenset(self._record.resources))
+                await self._publish(self._record)
             await anyio.sleep_forever()
 
     async def _drive(self, who: _Record, api: Api) -> None:

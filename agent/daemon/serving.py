@@ -402,7 +402,7 @@ class Serving:
                 self._serve(name, tasks)  # a name that is back waits for its old server's end: never two streams (A2)
 
     def _serve(self, name: str, tasks: TaskGroup) -> None:
-        plugin = self.plugins[name] = self._factory.plugin(name)
+        plugin = self.plugins[name] = self._factory.plugin(name, self._lock)
         registrar = Registrar(plugin, self.kubelet, self._plugin_dir, self._counts, self.predecessor)
         registrar.on_change = partial(self._registration_changed, registrar)
         self.registrars[name], self._scopes[name] = registrar, anyio.CancelScope()

@@ -24,10 +24,10 @@ from msgspec import Struct
 from agent.discovery.sources.paths import POLL
 from agent.dra.names import digest, pool_name
 from agent.dra.preparation import Called, House, Preparer, ReadClaim
-from agent.kubelet.api import dra as api
+from agent.kubelet import wire
 from agent.kubelet.transport.client import listens
 from agent.kubelet.transport.server import SocketServer, refusal
-from agent.kubelet.wire import Encoded
+from agent.kubelet.wire import ClaimsCall, EmptyCall, Encoded, PreparedDevice, RegistrationStatus
 from agent.model import Health, Slot
 from agent.runtime.chunked_work import in_slices
 from agent.runtime.errors import brief, shown, words
@@ -45,8 +45,6 @@ HEALTH_SERVICES: Final = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 """The same for health: kubelets from 1.37 on ask only for what is listed, those before ask anyway."""
 DRA_PACKAGE: Final = "k8s.io.kubelet.pkg.apis.dra."
 """Before the services' names in the paths of calls."""
-
-_HEALTHY, _UNHEALTHY = api.HealthStatus(1), api.HealthStatus(2)
 
 HEALTH_TIMEOUT: Final = 90
 """Seconds without a message after which the kubelet calls every device Unknown; a third of it is between two messages."""
@@ -167,9 +165,9 @@ class Driver:
                 await service.shut_down(_STOP_PATIENCE)
                 self._is_stopping = self.registered = False
 
-    def notified(self, status: api.RegistrationStatus) -> None:
+    def notified(self, status: RegistrationStatus) -> None:
         """Take in whether the kubelet has registered us."""
-        self.registered, self.complaint = status.plugin_registered, brief(status.error)
+        self.registered, self.complaint = status.is_registered, brief(status.error)
         if self.registered:
             self._refused.healed()
             log.info("dra-registered", driver=self.config.name)
@@ -184,47 +182,41 @@ class Driver:
         handlers: dict[str, Handler] = {}
         for service in DRA_SERVICES:
             begin = f"/{DRA_PACKAGE}{service}/"
-            handlers[begin + "NodePrepareResources"] = Handler(self._prepare_all, unary, api.Claims, api.PreparedClaims)
-            handlers[begin + "NodeUnprepareResources"] = Handler(
-                self._unprepare_all, unary, api.Claims, api.UnpreparedClaims
-            )
+            handlers[begin + "NodePrepareResources"] = Handler(self._prepare_all, unary, ClaimsCall, Encoded)
+            handlers[begin + "NodeUnprepareResources"] = Handler(self._unprepare_all, unary, ClaimsCall, Encoded)
         for service in HEALTH_SERVICES:
-            handlers[f"/{service}/NodeWatchResources"] = Handler(self._watch, stream, api.Empty, Encoded)
+            handlers[f"/{service}/NodeWatchResources"] = Handler(self._watch, stream, EmptyCall, Encoded)
         return handlers
 
-    async def _prepare_all(self, stream: Stream[api.Claims, api.PreparedClaims]) -> None:
-        request = await _receive(stream)
-        answers = await asyncio.gather(*(self._prepare(it) for it in request.claims))
-        by_uid = {it.uid: answer for it, answer in zip(request.claims, answers, strict=True)}
-        await stream.send_message(api.PreparedClaims(by_uid))
+    async def _prepare_all(self, stream: Stream[ClaimsCall, Encoded]) -> None:
+        called = await _called(stream)
+        answers = await asyncio.gather(*map(self._prepare, called))
+        await stream.send_message(
+            wire.encode_prepared({it.uid: answer for it, answer in zip(called, answers, strict=True)})
+        )
 
-    async def _prepare(self, claim: api.Claim) -> api.Prepared:
-        called = Called(claim.uid, claim.namespace, claim.name)
+    async def _prepare(self, called: Called) -> tuple[list[PreparedDevice], str]:
         ready, error = await self._tried(called, self.preparer.prepare)
         if not error:
             log.info("claim-prepared", claim=str(called), uid=called.uid)
         elif self._is_new(called, error):
             log.warning("claim-not-prepared", claim=str(called), uid=called.uid, reason=error)
-        devices = [
-            api.PreparedDevice([it.request], it.pool, it.device, list(it.cdi_devices), it.share or None)
-            for it in ready or ()
-        ]
-        return api.Prepared(devices, error)
+        return ready or [], error
 
-    async def _unprepare_all(self, stream: Stream[api.Claims, api.UnpreparedClaims]) -> None:
-        request = await _receive(stream)
-        answers = await asyncio.gather(*(self._unprepare(it) for it in request.claims))
-        by_uid = {it.uid: answer for it, answer in zip(request.claims, answers, strict=True)}
-        await stream.send_message(api.UnpreparedClaims(by_uid))
+    async def _unprepare_all(self, stream: Stream[ClaimsCall, Encoded]) -> None:
+        called = await _called(stream)
+        errors = await asyncio.gather(*map(self._unprepare, called))
+        await stream.send_message(
+            wire.encode_unprepared({it.uid: error for it, error in zip(called, errors, strict=True)})
+        )
 
-    async def _unprepare(self, claim: api.Claim) -> api.Unprepared:
-        called = Called(claim.uid, claim.namespace, claim.name)
+    async def _unprepare(self, called: Called) -> str:
         _, error = await self._tried(called, self.preparer.unprepare)
         if not error:
             log.info("claim-unprepared", claim=str(called), uid=called.uid)
         elif self._is_new(called, error):
             log.warning("claim-not-unprepared", claim=str(called), uid=called.uid, reason=error)
-        return api.Unprepared(error)
+        return error
 
     async def _tried(self, called: Called, call: Call) -> tuple[Any, str]:
         """What a call for one claim gives, and why it failed: one claim's failure is none of the others'."""
@@ -253,7 +245,7 @@ class Driver:
 
     # --- health ---
 
-    async def _watch(self, stream: Stream[api.Empty, Any]) -> None:
+    async def _watch(self, stream: Stream[EmptyCall, Encoded]) -> None:
         """Send the health of all devices, whenever it changes, and again in time."""
         await _receive(stream)
         credit, sent, sent_at = Credit(_AT_ONCE, _PERIOD), None, 0.0
@@ -265,7 +257,7 @@ class Driver:
             now = [it for name in self._serves() for it in self._healths(name)]
             if now != sent or loop.time() - sent_at >= _RESEND:
                 at = int(self._wall())
-                parts = await in_slices(bytes(api.HealthList([_encoded(it, at)])) for it in now)
+                parts = await in_slices(_encoded(it, at) for it in now)
                 await stream.send_message(Encoded(b"".join(parts)))  # messages one after the other are merged
                 sent, sent_at = now, loop.time()
                 credit.spend(sent_at)
@@ -304,16 +296,10 @@ def health_of(slots: Sequence[Slot], held: Collection[str]) -> Health | None:
     return max((it.health for it in slots), key=lambda it: it.offered, default=None)
 
 
-def _encoded(it: DeviceHealth, at: int) -> api.DeviceHealth:
-    health = it.health
-    message = health.message or health.reason
-    return api.DeviceHealth(
-        api.DeviceIdentifier(it.pool, it.device),
-        _HEALTHY if health.offered else _UNHEALTHY,
-        at,
-        HEALTH_TIMEOUT,
-        brief(message, _MOST_MESSAGE),
-    )
+def _encoded(it: DeviceHealth, at: int) -> bytes:
+    message = brief(it.health.message or it.health.reason, _MOST_MESSAGE)
+    is_well = it.health.offered
+    return wire.encode_health(it.pool, it.device, is_well=is_well, at=at, lasts=HEALTH_TIMEOUT, message=message)
 
 
 class _Registration:
@@ -325,18 +311,20 @@ class _Registration:
     def __mapping__(self) -> dict[str, Handler]:
         unary, begin = Cardinality.UNARY_UNARY, "/pluginregistration.Registration/"
         return {
-            begin + "GetInfo": Handler(self._info, unary, api.Empty, api.PluginInfo),
-            begin + "NotifyRegistrationStatus": Handler(self._notify, unary, api.RegistrationStatus, api.Empty),
+            begin + "GetInfo": Handler(self._info, unary, EmptyCall, Encoded),
+            begin + "NotifyRegistrationStatus": Handler(self._notify, unary, RegistrationStatus, Encoded),
         }
 
-    async def _info(self, stream: Stream[api.Empty, api.PluginInfo]) -> None:
+    async def _info(self, stream: Stream[EmptyCall, Encoded]) -> None:
         await _receive(stream)
         versions = [*DRA_SERVICES, *HEALTH_SERVICES]
-        await stream.send_message(api.PluginInfo(PLUGIN_TYPE, self._driver.config.name, str(self._socket), versions))
+        await stream.send_message(
+            wire.encode_plugin_info(PLUGIN_TYPE, self._driver.config.name, str(self._socket), versions)
+        )
 
-    async def _notify(self, stream: Stream[api.RegistrationStatus, api.Empty]) -> None:
+    async def _notify(self, stream: Stream[RegistrationStatus, Encoded]) -> None:
         self._driver.notified(await _receive(stream))
-        await stream.send_message(api.Empty())
+        await stream.send_message(Encoded())
 
 
 async def _receive(stream: Stream[Any, Any]) -> Any:
@@ -347,11 +335,16 @@ async def _receive(stream: Stream[Any, Any]) -> Any:
     """
     try:
         message = await stream.recv_message()
-    except Exception as error:  # noqa: BLE001  # whatever betterproto meets in it
+    except wire.SENSELESS as error:
         raise refusal(Status.INVALID_ARGUMENT, f"malformed request: {shown(error)}") from None
     if message is None:
         raise refusal(Status.INVALID_ARGUMENT, "the request has no message")
     return message
+
+
+async def _called(stream: Stream[ClaimsCall, Encoded]) -> list[Called]:
+    """The claims that a call is about."""
+    return [Called(uid, namespace, name) for namespace, uid, name in (await _receive(stream)).claims]
 
 
 def _stem(driver: str, registry: Path) -> str:

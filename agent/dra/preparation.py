@@ -34,6 +34,7 @@ from agent.inventory.selection import Found
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.pods.podresources import PodResourcesError, list_pods
 from agent.kubelet.prestart import Starter
+from agent.kubelet.wire import PreparedDevice
 from agent.kubernetes.api import ApiError
 from agent.model import HEALTHY, Held, ResourceClaim
 from agent.runtime import running_time
@@ -91,16 +92,6 @@ class Called(Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"ResourceClaim {self.namespace}/{self.name}"
-
-
-class Ready(Struct, frozen=True):
-    """A device that is prepared."""
-
-    request: str
-    pool: str
-    device: str
-    share: str
-    cdi_devices: tuple[str, ...]
 
 
 class Preparer:
@@ -162,7 +153,7 @@ class Preparer:
 
     # --- prepare ---
 
-    async def prepare(self, called: Called) -> list[Ready]:
+    async def prepare(self, called: Called) -> list[PreparedDevice]:
         """Make the devices of a claim ready for its pods.
 
         Raises:
@@ -180,7 +171,7 @@ class Preparer:
                 raise AllocationRefused(f"{called} cannot be read: {error.sentence.rstrip('.')}. {AGAIN}.") from error
             return await self._prepare(allocated)
 
-    async def _prepare(self, claim: Allocated) -> list[Ready]:
+    async def _prepare(self, claim: Allocated) -> list[PreparedDevice]:
         given = await self._give(claim)
         if claim.uid not in self._prepared:
             for resource, those in grouped(given, lambda it: it.resource).items():
@@ -273,9 +264,9 @@ class Preparer:
 
     async def _edits(
         self, claim: Allocated, given: Sequence[Given]
-    ) -> tuple[dict[str, ContainerEdits], dict[str, bytes], list[Ready]]:
+    ) -> tuple[dict[str, ContainerEdits], dict[str, bytes], list[PreparedDevice]]:
         """What the claim's specification says, by the names of its devices; its metadata, by request; the kubelet's answer."""
-        files, ready = dict[str, ContainerEdits](), list[Ready]()
+        files, ready = dict[str, ContainerEdits](), list[PreparedDevice]()
         by_request = grouped(given, lambda it: it.result.request)
         metadata = {request: self._metadata(claim, those) for request, those in by_request.items()}
         unmounted = set(metadata)
@@ -299,7 +290,9 @@ class Preparer:
                 if edits.nodes or edits.mounts or edits.env:
                     files[name] = edits
                 ours = [self._files.name(name)] if name in files else []
-                ready.append(Ready(request, it.result.pool, it.result.device, it.result.share, (*ours, *others)))
+                ready.append(
+                    PreparedDevice(request, it.result.pool, it.result.device, it.result.share, (*ours, *others))
+                )
                 others = []
         return files, metadata, ready
 

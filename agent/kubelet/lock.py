@@ -38,6 +38,11 @@ class Lock:
         return identity(self._path) == (found.st_dev, found.st_ino)
 
     @property
+    def is_replaced(self) -> bool:
+        """Has another agent put a lock file of its own into the place of this one? A removed directory has none."""
+        return not self.is_in_place and identity(self._path) is not None
+
+    @property
     def owner(self) -> str:
         """The process that has it."""
         return _owner(self._fd)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence, Set
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,12 +22,11 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.kubelet.other_plugins import Observation, Offer, confirmed, ended, observe, sentence, unlike_since
+from agent.kubelet.other_plugins import Observation, confirmed, ended, is_late, observe, sentence, unlike_since
 from agent.kubelet.pods.checkpoint import FILE_NAME, record
 from agent.kubelet.pods.podresources import PodResourcesError, list_allocatable
 from agent.kubelet.registration import Registrar
 from agent.runtime import running_time
-from agent.runtime.running_time import SYSTEM, Clock
 from agent.runtime.workers import NoWorkerError, Workers
 
 SETTLED: Final = 1.0
@@ -74,7 +74,7 @@ class LostResources:
         pod_resources: Path,
         plugin_dir: Path,
         registrars: dict[str, Registrar] | None = None,
-        clock: Clock = SYSTEM,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare.
 
@@ -82,11 +82,10 @@ class LostResources:
             pod_resources: the podresources socket.
             plugin_dir: where the kubelet's record and the sockets of others lie.
             registrars: of the resources that are served, as they are at any time; none yet, if left out.
-            clock: the time.
+            clock: monotonic seconds.
         """
-        self._socket, self._plugin_dir = pod_resources, plugin_dir
+        self._socket, self._plugin_dir, self._clock = pod_resources, plugin_dir, clock
         self.registrars = {} if registrars is None else registrars
-        self._clock, self._wall = clock.now, clock.wall
         self._workers = Workers("other plugins", limit=2)
         self._tried: dict[str, _Tried] = {}
         self._overtaken: dict[str, int] = {}  # resource → how many Allocates had come when it was
@@ -185,9 +184,12 @@ class LostResources:
                 # one that was killed may leave its socket, and a kubelet of 1.37 its devices (kubelet contract: A12)
                 doubt = bool(self._overtaken) or max(sent) >= since
                 job = partial(observe, self._plugin_dir, before, doubt=doubt)
-                self._observed = await self._workers.start(job)
+                found = await self._workers.start(job)
         except (TimeoutError, NoWorkerError):
             return 0.0  # `PodClaims` reads there too, and reports it
+        stayed = {name for name, identity in found.sockets.items() if before.sockets.get(name) == identity}
+        came = {it: before.came[it] if it in stayed else moved.get(it, since and self._looked) for it in found.sockets}
+        self._observed = replace(found, came=came)
         names = ended(before, self._observed) | (moved.keys() - self._observed.sockets.keys())
         over = max((moved.get(name, since) for name in names), default=0.0)
         for registrar in self._registered():
@@ -203,7 +205,7 @@ class LostResources:
         Within milliseconds of its registration nothing else betrays it, and a list of ours that goes out now may hide it.
         """
         registrar = self.registrars.get(resource)
-        if registrar and registrar.registered and (offer := self._offer_of(registrar)) and offer.lacks(held):
+        if registrar and registrar.registered and (offer := registrar.plugin.offer) and offer.lacks(held):
             self._doubts.setdefault(resource, (self._clock(), _STRANGERS))
             self._sign.set()
 
@@ -231,33 +233,31 @@ class LostResources:
         """Read the kubelet's record; False if that takes too long."""
         try:
             async with running_time.timeout(_LIST_WAITS):
-                written, registered = await self._workers.start(partial(record, self._plugin_dir))
+                which, registered = await self._workers.start(partial(record, self._plugin_dir))
         except (TimeoutError, NoWorkerError):
             return False  # `PodClaims` reads there too, and reports it
-        self._observed = replace(self._observed, written=written, registered=registered)
+        self._observed = replace(self._observed, record=which, registered=registered)
         return True
-
-    def _offer_of(self, registrar: Registrar) -> Offer | None:
-        """What the kubelet was told of a resource, with times in seconds since 1970."""
-        offer = registrar.plugin.offer
-        return offer and offer.on_wall_clock(self._wall() - self._clock())
 
     def _unlike_since(self, registrar: Registrar) -> float | None:
         """When we sent the list from which the kubelet's record differs; None if it differs from none."""
-        offer = self._offer_of(registrar) if registrar.registered else None
+        offer = registrar.plugin.offer if registrar.registered else None
         return None if offer is None else unlike_since(offer, self._observed, registrar.plugin.resource)
 
     def _compare(self, registrar: Registrar) -> None:
         """Report that another plugin has the name, or has it no more; note where it is too early to tell."""
         plugin, name = registrar.plugin, registrar.plugin.resource
         self._doubtful.discard(name)
-        if not registrar.registered or (offer := self._offer_of(registrar)) is None:
+        if not registrar.registered or (offer := plugin.offer) is None:
             return
         since, theirs = unlike_since(offer, self._observed, name), frozenset[str]()
         if since is not None:
             theirs = confirmed(offer, self._observed, name, self._allocatable)
-            if theirs and self._wall() - since < SETTLED:
+            if theirs and self._clock() - since < SETTLED:
                 self._doubtful.add(name)
+            elif theirs and is_late(offer, self._observed, theirs):
+                theirs = frozenset()
+                plugin.repeat()
         lasts = since is not None and self._allocatable is None and name in self._overtaken
         is_theirs = (theirs and name not in self._doubtful) or lasts
         if is_theirs and name not in self._overtaken:

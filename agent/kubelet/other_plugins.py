@@ -3,7 +3,8 @@
 The kubelet listens to the plugin that registered a name last, and tells no other (kubelet contract: A2, A9.1). Two witnesses
 are needed. Its record alone may be an old one: the kubelet takes what it writes under a lock and writes after it, so that
 of two records the older may come last (`writeCheckpoint` of pkg/kubelet/cm/devicemanager/manager.go); a disk may be full or
-slow; a backup touches files. Pure but for `observe`, which reads the plugin directory.
+slow; a backup touches files. What is later than a list of ours is told without the wall clock, which may be set at any moment.
+Pure but for `observe`, which reads the plugin directory.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
-from agent.kubelet.pods.checkpoint import record
+from agent.kubelet.pods.checkpoint import Version, record
 from agent.kubelet.transport.client import listens
 from agent.runtime.errors import some
 
@@ -36,9 +36,13 @@ class Offer(Struct, frozen=True):
     former: Container[str]
     """IDs that earlier lists had."""
     began: float
-    """When its first list was sent, in seconds on some clock."""
+    """When its first list was sent, in monotonic seconds."""
     sent: float
     """When its last list was sent."""
+    record_before: object = None
+    """Which writing of the kubelet's record lay there when the first list was sent."""
+    record_since: object = None
+    """The same when the last list was sent."""
 
     @property
     def healthy(self) -> frozenset[str]:
@@ -49,22 +53,24 @@ class Offer(Struct, frozen=True):
         """Is one of these IDs in no list of the stream?"""
         return any(device_id not in self.former for device_id in ids - self.slots.keys())
 
-    def on_wall_clock(self, ahead: float) -> Offer:
-        """The same in seconds since 1970, of which the clock is so many behind."""
-        return replace(self, began=self.began + ahead, sent=self.sent + ahead)
-
 
 class Observation(Struct, frozen=True):
     """What lies in the plugin directory."""
 
-    written: float = 0.0
-    """When the kubelet wrote its record, in seconds since 1970."""
+    record: Version | None = None
+    """Which writing of the kubelet's record lies there."""
     registered: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Resource → the IDs that the kubelet has as healthy."""
     sockets: Mapping[str, SocketId] = field(default_factory=dict)
     """Of other plugins."""
     answering: frozenset[str] = frozenset()
     """Those of them that were tried and answer."""
+    came: Mapping[str, float] = field(default_factory=dict)
+    """When each of the sockets came, in monotonic seconds; 0.0: before we looked."""
+
+    def later(self, offer: Offer) -> list[str]:
+        """The sockets that came after a stream's first list."""
+        return [name for name in self.sockets if self.came.get(name, 0.0) > offer.began]
 
 
 def unlike_since(offer: Offer, observed: Observation, resource: str) -> float | None:
@@ -76,9 +82,9 @@ def unlike_since(offer: Offer, observed: Observation, resource: str) -> float | 
     theirs = observed.registered.get(resource)
     if theirs is None:
         return None
-    if observed.written > offer.began and offer.lacks(theirs):
+    if observed.record != offer.record_before and offer.lacks(theirs):
         return offer.began
-    if observed.written > offer.sent and theirs and theirs != offer.healthy:  # last, since it walks all IDs
+    if observed.record != offer.record_since and theirs and theirs != offer.healthy:  # last, since it walks all IDs
         return offer.sent
     return None
 
@@ -95,8 +101,17 @@ def confirmed(
         theirs = allocatable.get(resource, frozenset())
         return frozenset() if theirs == offer.healthy else frozenset(theirs)
     theirs = observed.registered.get(resource, frozenset())
-    came = any(observed.sockets[name][1] / 1e9 > offer.began for name in observed.answering)
+    came = not observed.answering.isdisjoint(observed.later(offer))
     return theirs if came and offer.lacks(theirs) else frozenset()
+
+
+def is_late(offer: Offer, observed: Observation, theirs: Set[str]) -> bool:
+    """Does the kubelet have these from a list of ours that was sent before the last one? All were ours, and no plugin has come.
+
+    One of 1.37 reads our earlier streams, also those of an agent that was killed, beside the latest, and believes what it reads
+    last (kubelet contract: A12.1).
+    """
+    return not offer.lacks(theirs) and not observed.later(offer)
 
 
 def ended(before: Observation, now: Observation) -> frozenset[str]:
@@ -110,8 +125,7 @@ def ended(before: Observation, now: Observation) -> frozenset[str]:
 
 def sentence(observed: Observation, offer: Offer, theirs: Iterable[str]) -> str:
     """The sentence that says which plugin has a name of ours."""
-    later = [name for name, (_, changed) in observed.sockets.items() if changed / 1e9 > offer.began]
-    names = sorted(later or observed.sockets)
+    names = sorted(observed.later(offer) or observed.sockets)
     whose = "whose socket is not in the plugin directory"
     if names:
         whose = f"with the socket {some(names)}" if len(names) == 1 else f"with one of the sockets {some(names)}"
@@ -129,11 +143,11 @@ def observe(plugin_dir: Path, before: Observation, *, doubt: bool) -> Observatio
         before: what was observed last.
         doubt: try every socket, not only those that are new.
     """
-    written, registered = record(plugin_dir)
+    which, registered = record(plugin_dir)
     sockets = other_sockets(plugin_dir)
     tried = {it for it, identity in sockets.items() if doubt or before.sockets.get(it) != identity}
     answering = {it for it in tried if listens(plugin_dir / it)}
-    return Observation(written, registered, sockets, frozenset(answering | (before.answering & sockets.keys() - tried)))
+    return Observation(which, registered, sockets, frozenset(answering | (before.answering & sockets.keys() - tried)))
 
 
 def other_sockets(plugin_dir: Path) -> dict[str, SocketId]:

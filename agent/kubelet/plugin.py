@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from grpclib.server import Stream
 
     from agent.kubelet.handover import Relay
+    from agent.kubelet.lock import Lock
     from agent.kubelet.transport.gathered_writes import GatheringTransport
     from agent.model import Slot, Snapshot
 
@@ -100,10 +101,11 @@ class Plugin:
         confirm: Confirm | None = None,
         counts: Counts | None = None,
         record: Callable[[], object] = lambda: None,
+        lock: Lock | None = None,
     ) -> None:
         """Prepare; the kubelet is told to ask which devices a pod should get, and before a container starts, if given.
 
-        `record` identifies the last writing of the kubelet's record.
+        `record` identifies the last writing of the kubelet's record; `lock` is what the one agent of the node has.
         """
         self.resource = resource
         self.streams = 0
@@ -124,7 +126,7 @@ class Plugin:
         self._allocate_ids = allocate
         self._prefer_ids = prefer
         self._check_start = pre_start
-        self._confirm = confirm
+        self._confirm, self._lock = confirm, lock
         self._list = EncodedList()
         self._snapshot: Snapshot | None = None
         self._since: float | None = None
@@ -132,6 +134,7 @@ class Plugin:
         """When the last list was sent, in monotonic seconds."""
         self.began = 0.0
         """When the first list of the open stream was sent; 0: none was."""
+        self._records: tuple[object, object] = None, None  # the kubelet's, when the first and the last list were sent
         self._is_silent = self._sends_again = False
         self._besides: Set[str] = frozenset()
         self._sent: Mapping[str, Slot] = {}
@@ -179,7 +182,7 @@ class Plugin:
         """What the open stream has told the kubelet; None before its first list."""
         if not self.began:
             return None
-        return Offer(self._sent, self._former, self.began, self.sent_at)
+        return Offer(self._sent, self._former, self.began, self.sent_at, *self._records)
 
     def silence(self, silent: bool, besides: Set[str] = frozenset()) -> None:
         """Send no list until this is called with False or a stream opens; then send the list, changed or not.
@@ -188,6 +191,11 @@ class Plugin:
         """
         self._sends_again = self._is_silent and not silent
         self._is_silent, self._besides = silent, besides
+        self._news.set()
+
+    def repeat(self) -> None:
+        """Send the list again: the kubelet has read an earlier one after it."""
+        self._sends_again = True
         self._news.set()
 
     def set_hooks(self, prefer: Prefer | None, pre_start: PreStart | None) -> bool:
@@ -294,6 +302,7 @@ class Plugin:
                 since, self._since = self._since, None
                 if self._left:
                     self._let_pass()  # once this list is sent, the kubelet has something to read
+                recorded = self._record()
                 await stream.send_message(self._list.message())
                 if ending is not self._latest:  # a later stream has sent a later list
                     continue
@@ -303,6 +312,7 @@ class Plugin:
                 if self._is_silent:
                     self._besides = _healthy(snapshot.slots)
                 self.sent_at = time.monotonic()
+                self._records = self._records[0] if self.began else recorded, recorded
                 self._counts.updates += 1
                 if since is not None:
                     self._counts.hotplug.observe(self.sent_at - since)
@@ -396,20 +406,36 @@ class Plugin:
         if self._left:
             await self._until_back(ids)
         try:
-            if self._is_silent and not was_silent and self.relay is None:  # its kubelet would crash at our reply (A7.1)
-                raise AllocationRefused(
-                    f"another plugin has registered {self.resource} while this request waited. Create the pod again."
-                )
             if self.relay is not None:
                 with suppress(StandbyLostError):
                     return await self.relay.allocate(self.resource, ids)
+            self._see_that_we_serve(was_silent=was_silent)
             given = await self._allocate_ids(self.resource, ids, self._was_told)
+            self._see_that_we_serve(was_silent=was_silent)
         except AllocationRefused as refused:
             self._counts.allocations[self.resource, "refused"] += 1
             log.warning("allocation-refused", resource=self.resource, ids=brief_list(ids), reason=refused.sentence)
             raise refusal(Status.FAILED_PRECONDITION, refused.sentence) from None
         self._counts.allocations[self.resource, "granted"] += 1
         return given
+
+    def _see_that_we_serve(self, *, was_silent: bool = True) -> None:
+        """Refuse where another plugin or agent has the name by now: its list may lack what we would give.
+
+        Its kubelet would crash at our reply (kubelet contract: A7.1). An agent that takes back what it gave us does not tell one
+        that stands still.
+
+        Args:
+            was_silent: had the kubelet another plugin's list when it asked? Then it has asked with that.
+        """
+        if self._is_silent and not was_silent and self.relay is None:
+            raise AllocationRefused(
+                f"another plugin has registered {self.resource} while this request waited. Create the pod again."
+            )
+        if self._lock is not None and self._lock.is_replaced:
+            raise AllocationRefused(
+                f"this process of Fairlead stood still, and another one serves {self.resource} by now. Create the pod again."
+            )
 
     async def _prefer(self, stream: Stream[wire.Encoded, Any]) -> None:
         data, began = await _receive(stream), time.monotonic()
@@ -444,6 +470,7 @@ class Plugin:
             with suppress(StandbyLostError):
                 await self.relay.pre_start(self.resource, ids)
                 return
+        self._see_that_we_serve()
         await check(self.resource, ids)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Container
 from msgspec import Struct
 
 from agent.kubelet.allocation import Allocator
+from agent.kubelet.lock import Lock
 from agent.kubelet.lost_resources import LostResources
 from agent.kubelet.plugin import Plugin, PreStart
 from agent.kubelet.pods.pod_claims import PodClaims
@@ -27,12 +28,10 @@ class PluginFactory(Struct, frozen=True):
     record: Callable[[], object]
     """Identifies the last writing of the kubelet's record."""
 
-    def plugin(self, name: str) -> Plugin:
-        """The service of this resource."""
-        hooks = self.hooks(name)
-        return Plugin(
-            name, self.allocator.allocate, *hooks, confirm=self._confirm, counts=self.counts, record=self.record
-        )
+    def plugin(self, name: str, lock: Lock) -> Plugin:
+        """The service of this resource; it gives nothing once another agent has put its lock into the place of ours."""
+        give, hooks = self.allocator.allocate, self.hooks(name)
+        return Plugin(name, give, *hooks, confirm=self._confirm, counts=self.counts, record=self.record, lock=lock)
 
     def hooks(self, name: str) -> tuple[Prefer | None, PreStart | None]:
         """What answers the calls that a resource may ask the kubelet for, as it is configured now."""

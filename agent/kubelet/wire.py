@@ -482,3 +482,92 @@ def allocatable_devices(data: bytes) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Read an AllocatableResourcesResponse, what pods may be given: a resource and some of its healthy devices each."""
     for entry in messages(data, 1):
         yield "".join(strings(entry, 1)[-1:]), strings(entry, 2)
+
+
+# --- DRA: RegistrationStatus{plugin_registered=1, error=2}; PluginInfo{type=1, name=2, endpoint=3, supported_versions=4} ---
+
+
+class RegistrationStatus(NamedTuple):
+    """Whether the kubelet has registered a plugin."""
+
+    is_registered: bool
+    error: str
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Read it."""
+        found = dict(fields(data))
+        return cls(bool(found.get(1)), _text_in(found, 2))
+
+
+def _text_in(found: Mapping[int, int | bytes], number: int) -> str:
+    value = found.get(number, b"")
+    if isinstance(value, int):
+        raise MalformedError(f"field {number} is a number where a string is due")
+    return text(value)
+
+
+def encode_plugin_info(kind: str, name: str, endpoint: str, versions: Iterable[str]) -> Encoded:
+    """What a plugin is, as its registration socket says."""
+    said = [_string(1, kind), _string(2, name), _string(3, endpoint), *(_string(4, it) for it in versions)]
+    return Encoded(b"".join(said))
+
+
+# --- NodePrepareResourcesRequest and NodeUnprepareResourcesRequest{claims=1}, Claim{namespace=1, uid=2, name=3}; v1 and
+# v1beta1 are the same on the wire ---
+
+
+class ClaimsCall(NamedTuple):
+    """The claims that are to be prepared, or not to be any more: namespace, UID and name of each."""
+
+    claims: tuple[tuple[str, str, str], ...]
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Read a request."""
+        found = (dict(fields(it)) for it in messages(data, 1))
+        return cls(tuple((_text_in(it, 1), _text_in(it, 2), _text_in(it, 3)) for it in found))
+
+
+class PreparedDevice(NamedTuple):
+    """One device of a claim that is ready."""
+
+    request: str
+    pool: str
+    device: str
+    share: str
+    """Its `shareID`; empty where it has none."""
+    cdi_devices: tuple[str, ...]
+    """What the container runtime is told for it."""
+
+
+def encode_prepared(claims: Mapping[str, tuple[Iterable[PreparedDevice], str]]) -> Encoded:
+    """A NodePrepareResourcesResponse{claims=1}: by their UIDs, the devices of claims{devices=1, error=2}, and what failed.
+
+    Device{request_names=1, pool_name=2, device_name=3, cdi_device_ids=4, share_id=5}.
+    """
+    said = {
+        uid: b"".join(_field(1, _prepared(it)) for it in devices) + _string(2, error)
+        for uid, (devices, error) in claims.items()
+    }
+    return Encoded(b"".join(_field(1, _string(1, uid) + _field(2, it)) for uid, it in said.items()))
+
+
+def _prepared(it: PreparedDevice) -> bytes:
+    cdi = b"".join(_string(4, name) for name in it.cdi_devices)
+    return _string(1, it.request) + _string(2, it.pool) + _string(3, it.device) + cdi + _string(5, it.share)
+
+
+def encode_unprepared(errors: Mapping[str, str]) -> Encoded:
+    """A NodeUnprepareResourcesResponse{claims=1}: by the claims' UIDs, what failed{error=1}."""
+    return Encoded(b"".join(_field(1, _string(1, uid) + _field(2, _string(1, it))) for uid, it in errors.items()))
+
+
+def encode_health(pool: str, device: str, *, is_well: bool, at: int, lasts: int, message: str) -> bytes:
+    """A NodeWatchResourcesResponse of one device; such messages one after the other are one.
+
+    Device{device=1{pool_name=1, device_name=2}, health=2, last_updated_time=3, health_check_timeout_seconds=4, message=5}.
+    """
+    told = b"\x10\x01" if is_well else b"\x10\x02"
+    times = b"\x18" + varint(at) + b"\x20" + varint(lasts)
+    return _field(1, _field(1, _string(1, pool) + _string(2, device)) + told + times + _string(5, message))

@@ -1,22 +1,25 @@
-"""Sends requests to Kubernetes' API server, one at a time, each with a deadline.
+"""Sends requests to Kubernetes' API server, each with a deadline, on as few connections as they need.
 
-A token or certificate that is exchanged on disk is taken up within a minute. Proxies of the environment are not used. The
-module imports httpx, which takes 0.1 s: import it in a thread, and only where the configuration asks for it.
+A token or certificate that is exchanged on disk is taken up within a minute. Proxies of the environment are not used.
 """
 
 from __future__ import annotations
 
-import ssl
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
-import httpx
+import anyio
+import h11
 import msgspec
+from msgspec.structs import replace
 
 from agent.kubernetes.api import WATCH, ApiError, read
+from agent.kubernetes.connections import Connection, Connections
 from agent.kubernetes.identity import Identity
 from agent.runtime import running_time
 from agent.runtime.errors import FairleadError, brief, words
@@ -31,7 +34,6 @@ _FRESH: Final = 60.0  # seconds for which files are not read again (client-go's 
 _MOST_BYTES: Final = 8 << 20  # of an answer: five times what etcd stores of an object
 
 _TOO_LONG: Final = f"the API server answers with more than {_MOST_BYTES} bytes"
-_ONE: Final = httpx.Limits(max_connections=1)
 
 
 class _Object(msgspec.Struct):
@@ -44,8 +46,12 @@ class _Status(msgspec.Struct):
     message: str = ""
 
 
+_Who = tuple[Identity, Connections]
+"""Who we are, and the connections to where."""
+
+
 class ApiClient:
-    """One connection to the API server, for one request at a time."""
+    """An API server, for as many requests at a time as are asked."""
 
     def __init__(
         self,
@@ -56,9 +62,9 @@ class ApiClient:
     ) -> None:
         """`read` says who we are, and blocks; `away` is told whether the API server answers."""
         self._read, self._workers, self._away, self._clock = read, workers, away, clock
-        self._identity: Identity | None = None
+        self._who: _Who | None = None
         self._read_at = 0.0
-        self._http: httpx.AsyncClient
+        self._reading: asyncio.Future[_Who] | None = None
 
     async def call(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, content: str = "application/json"
@@ -67,80 +73,82 @@ class ApiClient:
         data = msgspec.json.encode(body) if body is not None else None
         with self._in_words():
             async with running_time.timeout(DEADLINE):
-                server = await self._log_in()
-                headers = {**self._headers(), "Content-Type": content}
-                async with self._http.stream(method, server + path, content=data, headers=headers) as answer:
-                    await self._check(answer)
+                who = await self._log_in()
+                more = {"Content-Type": content} if data is not None else {}
+                request = _request(who, method, path, more, data)
+                async with who[1].ask(request, data or b"") as (head, answer):
+                    await self._check(head, answer)
                     said = await _content(answer)
-                    read(said, _Object, answer.status_code)
-                    return said
+                read(said, _Object, head.status_code)
+                return said
 
     async def watch(self, path: str, accept: str, told: Callable[[bytes], None]) -> None:
         """Hand on each line of a watch, until it ends or is silent for too long, as `Api` says."""
         with self._in_words():
-            async with running_time.timeout(DEADLINE):
-                server = await self._log_in()
-                headers, timeout = {**self._headers(), "Accept": accept}, httpx.Timeout(None, read=_SILENCE)
-                request = self._http.build_request("GET", server + path, headers=headers, timeout=timeout)
-                answer = await self._http.send(request, stream=True)
-            try:
-                await self._check(answer)
-                with suppress(httpx.TransportError):  # a proxy or a restart ends it: the caller watches again
-                    await _hand_on(answer, told)
-            finally:
-                await answer.aclose()
+            async with AsyncExitStack() as stack:
+                async with running_time.timeout(DEADLINE):
+                    who = await self._log_in()
+                    request = _request(who, "GET", path, {"Accept": accept})
+                    head, answer = await stack.enter_async_context(who[1].ask(request, lasts=True))
+                    await self._check(head, answer)
+                await _hand_on(answer, told)
 
     async def close(self) -> None:
-        """End the connection."""
-        if self._identity is not None:
-            self._identity = None
-            await self._http.aclose()
+        """End the connections that have no request."""
+        if self._who is not None:
+            self._who[1].close()
 
-    async def _log_in(self) -> str:
-        """Renew the credentials if that is due; returns the server's URL.
+    async def _log_in(self) -> _Who:
+        """Renew the credentials if that is due; once, whoever waits for it.
 
         Raises:
             ApiError: that cannot be read.
         """
-        if self._identity is None or self._clock() - self._read_at >= _FRESH:
+        if self._who is None or self._clock() - self._read_at >= _FRESH:
             try:
-                identity, tls = await self._workers.start(self._read_all)
+                if self._reading is None:
+                    self._reading = self._workers.start(partial(self._read_all, self._who))
+                    self._reading.add_done_callback(self._log_in_as)
+                return await asyncio.shield(self._reading)
             except (FairleadError, NoWorkerError) as error:
                 self._away.report_once(str(error))
                 raise ApiError(str(error)) from error
-            if identity != self._identity:
-                await self.close()
-                # `patience` keeps the deadline, which counts only time in which this process runs
-                self._http = httpx.AsyncClient(verify=tls, trust_env=False, timeout=None, limits=_ONE)  # noqa: S113
-            self._identity, self._read_at = identity, self._clock()
-        return self._identity.server
+        return self._who
 
-    def _read_all(self) -> tuple[Identity, ssl.SSLContext]:
+    def _read_all(self, before: _Who | None) -> _Who:
         identity = self._read()
-        return identity, identity.tls()
+        if before is not None and replace(before[0], token=identity.token) == identity:
+            return identity, before[1]  # a token goes with each request
+        try:
+            return identity, Connections(identity.server, identity.tls)
+        except ValueError as error:
+            raise FairleadError(f"{brief(identity.server)!r} is no URL of an API server: {words(error)}") from error
 
-    def _headers(self) -> dict[str, str]:
-        token = self._identity.token if self._identity else ""
-        return {"User-Agent": "fairlead", "Accept": "application/json"} | (
-            {"Authorization": f"Bearer {token}"} if token else {}
-        )
+    def _log_in_as(self, reading: asyncio.Future[_Who]) -> None:
+        self._reading = None
+        if reading.cancelled() or reading.exception() is not None:
+            return
+        before, self._who, self._read_at = self._who, reading.result(), self._clock()
+        if before is not None and before[1] is not self._who[1]:
+            before[1].close()
 
-    async def _check(self, answer: httpx.Response) -> None:
+    async def _check(self, head: h11.Response, answer: Connection) -> None:
         """Check an answer that has begun.
 
         Raises:
             ApiError: it is a refusal.
+            OSError: it breaks off.
         """
         self._away.healed()
-        if answer.is_success:
+        if HTTPStatus.OK <= head.status_code < HTTPStatus.MULTIPLE_CHOICES:
             return
-        if answer.status_code == HTTPStatus.UNAUTHORIZED:
+        if head.status_code == HTTPStatus.UNAUTHORIZED:
             self._read_at = -_FRESH  # the token may have been exchanged
         content, why = await _content(answer), ""
         with suppress(ApiError):  # a proxy's
             why = read(content, _Status).message
-        what = brief(why) or answer.reason_phrase
-        raise ApiError(f"the API server refuses it ({answer.status_code}): {what}", answer.status_code)
+        what = brief(why or head.reason.decode(errors="replace"))
+        raise ApiError(f"the API server refuses it ({head.status_code}): {what}", head.status_code)
 
     @contextmanager
     def _in_words(self) -> Iterator[None]:
@@ -149,40 +157,65 @@ class ApiClient:
             yield
         except TimeoutError:
             why = f"it does not answer within {DEADLINE:g} s"
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        except OSError as error:
             why = words(error) if str(error) else "the connection broke off"
         else:
             return
-        server = self._identity.server if self._identity else "the API server"
+        server = self._who[0].server if self._who else "the API server"
         self._away.report_once(f"{server}: {why}")
         raise ApiError(f"{server}: {why}")
 
 
-async def _hand_on(answer: httpx.Response, told: Callable[[bytes], None]) -> None:
+def _request(who: _Who, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> h11.Request:
+    """A request, with what all have.
+
+    Raises:
+        ApiError: something is in it that may not be.
+    """
+    identity, connections = who
+    known = {"User-Agent": "fairlead", "Accept": "application/json"}
+    token = {"Authorization": f"Bearer {identity.token}"} if identity.token else {}
+    try:
+        return connections.request(method, path, {**known, **token, **headers}, body)
+    except ValueError:  # its words have the token
+        raise ApiError(
+            f"{brief(identity.server)}: the server's name or the token has a character that no request may have"
+        ) from None
+
+
+async def _hand_on(answer: Connection, told: Callable[[bytes], None]) -> None:
     """Hand on each line, and what follows the last: all that a proxy's page may have.
 
     Raises:
         ApiError: one is too long.
     """
     rest = b""
-    async for part in answer.aiter_bytes():
+    while part := await _next(answer):
         *lines, rest = (rest + part).split(b"\n")
         for line in lines:
             told(line)
         if len(rest) > _MOST_BYTES:
             raise ApiError(_TOO_LONG)
-    if rest:
+    if rest and part is not None:
         told(rest)
 
 
-async def _content(answer: httpx.Response) -> bytes:
+async def _next(answer: Connection) -> bytes | None:
+    """The next part of a watch, empty at its end; None where a proxy or a restart ends it, or nothing comes for too long."""
+    with anyio.move_on_after(_SILENCE), suppress(OSError):
+        return await answer.part()
+    return None
+
+
+async def _content(answer: Connection) -> bytes:
     """All of it.
 
     Raises:
         ApiError: it is too long.
+        OSError: it breaks off.
     """
     data = bytearray()
-    async for part in answer.aiter_bytes():
+    while part := await answer.part():
         data += part
         if len(data) > _MOST_BYTES:
             raise ApiError(_TOO_LONG)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
-import yaml
 
 from agent.runtime.errors import FairleadError, words
 from backends.linux import files
@@ -80,6 +79,8 @@ def read(kubeconfig: Path | None, environment: Mapping[str, str] = os.environ) -
     """
     if kubeconfig is None:
         return service_account(environment)
+    import yaml  # noqa: PLC0415  # 1 MB that a pod can do without
+
     try:
         document = yaml.safe_load(_read(kubeconfig))
         return _of(msgspec.convert(document, _Kubeconfig), kubeconfig.parent)

@@ -23,7 +23,6 @@ from agent.kubernetes.drain_annotation import Devices, DrainAnnotation
 from agent.kubernetes.event_sender import EventSender
 from agent.kubernetes.notices import Notice, Subject
 from agent.model import Transition
-from agent.runtime.errors import FairleadError
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
 from agent.runtime.workers import Workers
@@ -32,9 +31,6 @@ _FADES: Final = 300.0  # seconds without a try that failed, after which none is 
 _LASTS: Final = 3600.0  # seconds for which an Event that is refused is shown: as long as one is kept
 _CLOSING: Final = 1.0  # seconds that the end of a connection may take
 _THREADS: Final = 8  # the parts here need four at once; each that hangs takes one more
-LACKING: Final = (
-    "the Python package httpx is not installed: install it where Fairlead is (pip install httpx), and restart Fairlead"
-)
 
 
 class KubernetesParts:
@@ -64,7 +60,6 @@ class KubernetesParts:
             fades=_FADES,
             then="trying again, ever more rarely; all else goes on",
         )
-        self._lacking = problems.trouble("kubernetes", "Kubernetes is told nothing", "kubernetes-client-missing")
         refused = problems.trouble("kubernetes", "an Event is not taken", "kubernetes-event-refused", fades=_LASTS)
         unwritten = problems.trouble(
             "kubernetes", "the Node's condition is not written", "kubernetes-condition-unwritten"
@@ -73,7 +68,7 @@ class KubernetesParts:
         told = devices.inventory.all_slots, lambda: shortfall.missing
         self._condition = ConditionKeeper(node, *told, unwritten, clock=clock, wall=wall)
         self._annotation = DrainAnnotation(node, devices, self._tell, problems)
-        self._troubles = (self._lacking, refused, unwritten, *self._annotation.troubles)
+        self._troubles = (refused, unwritten, *self._annotation.troubles)
 
     # --- what happens ---
 
@@ -133,11 +128,7 @@ class KubernetesParts:
         """Run the parts that the configuration turns on, until cancelled."""
         if not config.is_on:
             await anyio.sleep_forever()
-        try:
-            client, identity = await self._workers.start(load_client)
-        except ImportError:
-            self._lacking.report_once(LACKING)
-            await anyio.sleep_forever()
+        client, identity = await self._workers.start(load_client)
         parts: list[tuple[bool, str, Callable[[Api], Awaitable[None]]]] = [
             (config.events, "Kubernetes' events", self._events.run),
             (config.condition, "Kubernetes' condition", partial(self._condition.run, workers=self._workers)),
@@ -160,7 +151,7 @@ async def excess_rights(config: KubernetesConfig, node: str) -> tuple[str, ...]:
     It is asked to do what the policies of deploy/kubernetes/api-access refuse, in dry runs, which pass them, too.
 
     Raises:
-        FairleadError: this is no pod, httpx is not installed, or the API server does not answer.
+        FairleadError: this is no pod, or the API server does not answer.
     """
     about = Subject("Namespace", "default", "", "default")
     event = notices.event(notices.omitted(about, 1), "fairlead-doctor", 0.0, 0.0, 1, node)
@@ -188,8 +179,6 @@ async def excess_rights(config: KubernetesConfig, node: str) -> tuple[str, ...]:
     try:
         client, identity = load_client()
         await connected(lambda: client.ApiClient(partial(identity.read, None), workers, away), ask)
-    except ImportError as error:
-        raise FairleadError(LACKING) from error
     finally:
         workers.close()
     return tuple(found)
@@ -206,7 +195,7 @@ async def connected(connect: Callable[[], Any], run: Callable[[Api], Awaitable[N
 
 
 def load_client() -> tuple[ModuleType, ModuleType]:
-    """The client, with httpx and yaml, which most nodes can do without, and the event loop for 0.1 s."""
+    """The client, with h11 and TLS, which most nodes can do without, and the event loop for 50 ms."""
     from agent.kubernetes import client, identity  # noqa: PLC0415
 
     return client, identity

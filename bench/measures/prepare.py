@@ -12,11 +12,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-import httpx
-
 from agent.kubelet.api import dra as api
 from agent.kubelet.transport.client import Channel
 from agent.kubelet.wire import Encoded
+from agent.kubernetes.client import ApiClient
+from agent.kubernetes.identity import Identity
+from agent.runtime.supervision.problems import Problems
+from agent.runtime.workers import Workers
 from bench import messages
 from bench.figures import Figure, figure
 from bench.names import device_names
@@ -32,7 +34,7 @@ _PAUSE: Final = 0.005  # seconds between calls
 _DEADLINE: Final = 45.0  # seconds, the kubelet's
 _ONE: Final = (
     "round trip of NodePrepareResources for one claim of one device node: its GET, the ledger, the CDI file; baseline: the GET "
-    "alone, by the same library in the process that has the API server"
+    "alone, by the same client in the process that has the API server"
 )
 _MANY: Final = f"from the first of {AT_ONCE} calls at once to the last answer; baseline: as many GETs"
 
@@ -67,10 +69,9 @@ async def _measured(claims: int) -> tuple[list[float], list[float], list[float],
     one, get, many, gets = list[float](), list[float](), list[float](), list[float]()
     async with _serving() as (server, channel):
         devices = [str(it["name"]) for it in server.objects.pool(f"{NODE}/{_RESOURCE}")]
-        headers = {"Authorization": f"Bearer {TOKEN}"}
-        async with httpx.AsyncClient(
-            base_url=server.url, headers=headers, limits=httpx.Limits(max_connections=1)
-        ) as http:
+        away = Problems().trouble("bench", "the API server is away", "kubernetes-away")
+        http = ApiClient(lambda: Identity(server.url, token=TOKEN), Workers("bench"), away)
+        try:
             for n in range(_WARM_UP + claims):
                 (claim,) = _allocated(server, f"one-{n}", devices[:1])
                 taken, alone = await _timed(_prepare(channel, claim)), await _timed(_get(http, claim))
@@ -85,6 +86,8 @@ async def _measured(claims: int) -> tuple[list[float], list[float], list[float],
                 gets.append(await _timed(*(_get(http, it) for it in those)))
                 for it in those:
                     await _call(channel, "NodeUnprepareResources", it)
+        finally:
+            await http.close()
     return one, get, many, gets
 
 
@@ -143,8 +146,8 @@ async def _call(channel: Channel, method: str, claim: api.Claim) -> bytes:
     return await channel.call(path, Encoded(bytes(api.Claims([claim]))), Encoded, _DEADLINE)
 
 
-async def _get(http: httpx.AsyncClient, claim: api.Claim) -> None:
-    (await http.get(f"{GROUP}/namespaces/default/resourceclaims/{claim.name}")).raise_for_status()
+async def _get(http: ApiClient, claim: api.Claim) -> None:
+    await http.call("GET", f"{GROUP}/namespaces/default/resourceclaims/{claim.name}")
 
 
 async def _timed(*calls: Awaitable[None]) -> float:

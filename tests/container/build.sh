@@ -61,7 +61,7 @@ echo "every requirement has a wheel for arm64"
 
 echo "-- the program in it"
 inside python3 -c 'import pyudev; pyudev.Context()'
-inside python3 -c 'import pynvml, httpx'
+inside python3 -c 'import pynvml'
 inside fairlead discover --json | python3 -c 'import json, sys; print(*(one["name"] for one in json.load(sys.stdin)["resources"]))'
 inside fairlead demo --seconds 3 --json | python3 -c 'import json, sys
 for change in json.load(sys.stdin)["changes"] or sys.exit("The demo saw no change."):

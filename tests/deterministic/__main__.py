@@ -6,6 +6,7 @@ from tests.deterministic import machine  # isort: skip  # before all of the agen
 
 import argparse
 import gc
+import math
 import os
 import random
 import select
@@ -27,6 +28,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="run this one alone, and show what happened if it fails")
     parser.add_argument("--steps", type=int, default=STEPS, help="of each run (%(default)s)")
     parser.add_argument("--seconds", type=float, default=60.0, help="for how long to run fresh seeds (%(default)g)")
+    parser.add_argument("--runs", type=int, help="how many fresh seeds to run, however long that takes")
     parser.add_argument("--from", dest="first", type=int, help="the first fresh seed; by default another each time")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs side by side (%(default)s)")
     parser.add_argument("--whole", action="store_true", help="do not look for the shortest sequence that fails")
@@ -74,15 +76,19 @@ def _many(given: argparse.Namespace) -> int:
     children: dict[int, Child] = {}
     failed: list[tuple[Child, Result]] = []
     began, total, simulated, runs, cpu = machine.REAL_TIME(), 0, 0.0, 0, 0.0
-    waiting, fresh = list(known), iter(range(first, 1 << 62))
+    waiting, fresh = list(known), iter(range(first, 1 << 62 if given.runs is None else first + given.runs))
+    given.seconds = given.seconds if given.runs is None else math.inf
     while True:
         while len(children) < given.jobs:
             running = {it.seed for it in children.values()}  # one seed has one directory
             if case := next((it for it in waiting if it.seed not in running), None):
                 waiting.remove(case)
                 child = Child(case.seed, case.steps)
-            elif not waiting and machine.REAL_TIME() - began < given.seconds:
-                seed = next(it for it in fresh if it not in running)
+            elif (
+                not waiting
+                and machine.REAL_TIME() - began < given.seconds
+                and (seed := next((it for it in fresh if it not in running), None)) is not None
+            ):
                 child = Child(seed, steps_of(seed, given.steps))
             else:
                 break

@@ -394,7 +394,7 @@ async def a_reload_brings_a_resource(w: World, rng: random.Random) -> AsyncItera
         yield
         for status in w.running():
             if LATE in status.pod.containers[0].resources:
-                w.kubelet.end(status.pod)
+                w.end_pod(status)
         del w.model.hardware[LATE]
         w.extra.clear()
         w.configure()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -89,16 +89,24 @@ class Model:
         """By us."""
         return resource in self.hardware
 
-    def differences(self, seen: Mapping[str, ResourceView]) -> list[str]:
-        """In what the kubelet's view differs from what is there, as sentences."""
+    def differences(
+        self, seen: Mapping[str, ResourceView], doubtful: Callable[[], Set[tuple[str, str]]] = set
+    ) -> list[str]:
+        """In what the kubelet's view differs from what is there, as sentences.
+
+        `doubtful` tells, where it is asked, which IDs of resources may be healthy or not.
+        """
         if self.blind:
             return []
-        return [
-            f"{resource}: {what} {', '.join(sorted(ids))}"
+        found = [
+            (resource, what, ids)
             for resource in self.hardware
             for what, ids in self._of(resource, seen.get(resource, ResourceView(resource)))
             if ids
         ]
+        known = doubtful() if found else set()
+        sure = [(resource, what, {it for it in ids if (resource, it) not in known}) for resource, what, ids in found]
+        return [f"{resource}: {what} {', '.join(sorted(ids))}" for resource, what, ids in sure if ids]
 
     def _of(self, resource: str, view: ResourceView) -> Iterator[tuple[str, frozenset[str]]]:
         healthy, sure, perhaps = view.healthy, set[str](), set[str]()

@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import signal
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -53,6 +54,13 @@ class UnfitError(Exception):
     """It cannot be done as the world is now."""
 
 
+_RIVAL_SEEN: Final = 3.0
+"""Seconds in which an agent knows that another plugin has a name of its own. What that plugin's first list lacks of ours may be
+in flight, and the kubelet crashes at our reply (A7.1): no agent can keep it from that before."""
+
+_SEEN_TO_END: Final = 10.0
+"""Seconds until an agent sees that a pod has ended that the kubelet has forgotten: by looks each 5 s."""
+
 _CLAIMS_END: Final = 120.0
 """Seconds in which both witnesses know that a pod has ended (agent.claims.ledger, agent.kubelet.pods.pod_claims)."""
 
@@ -76,6 +84,11 @@ class World:
         self.states: dict[str, str] = {}
         self.touched: set[str] = set()
         self.numbers = count(1)
+        self._rival_listed = 0.0
+        self._given: dict[str, dict[str, frozenset[str]]] = {}
+        """Pod's UID → what it has been given since it was admitted, whatever the kubelet's record says by now."""
+        self._ended: dict[tuple[str, str], float] = {}
+        """(Resource, ID) → when a pod ended that had it, though the kubelet had forgotten that."""
         self._admissions: set[asyncio.Task[None]] = set()
         self.disturbed_at = machine.now
         self.extra: list[str] = []
@@ -123,11 +136,13 @@ class World:
         self.note(f"kubelet {change.kind} {change.resource} {change.text} {change.devices() or ''}")
         if change.kind is Kind.POD:
             self._show_running()
-        if change.kind is Kind.PANIC:
+        if change.kind is Kind.PANIC and self.machine.now - self._rival_listed > _RIVAL_SEEN:
             self.violate(f"the kubelet panicked: {change.text}")
         if change.kind is Kind.LIST and change.after is not None and self.model.is_served(change.resource):
             listed = change.after.healthy | change.after.unhealthy
-            if (lacking := self.held(change.resource) - listed) and listed.isdisjoint(RIVALS):
+            if not listed.isdisjoint(RIVALS):
+                self._rival_listed = self.machine.now
+            elif lacking := self.held(change.resource) - listed:
                 self.violate(f"a list of {change.resource} lacks {sorted(lacking)}, which running pods hold")
         self._look()
 
@@ -135,7 +150,7 @@ class World:
 
     def differences(self) -> list[str]:
         """In what the kubelet's view differs from the hardware."""
-        return self.model.differences(self.kubelet.resources)
+        return self.model.differences(self.kubelet.resources, self._forgotten)
 
     def _look(self) -> None:
         if self.machine.now - self.disturbed_at > self.model.patience() and (found := self.differences()):
@@ -164,6 +179,20 @@ class World:
             return {device for held in pods for device in held.get(resource, ())}
         return set()
 
+    def _forgotten(self) -> set[tuple[str, str]]:
+        """(Resource, ID) of what pods have and the kubelet would give again.
+
+        One that begins with a record which was written last, and is older than a pod, knows nothing of the pod (A11.1): until
+        the pod has ended, its devices are kept from others.
+        """
+        lately = {it for it, ended in self._ended.items() if self.machine.now - ended < _SEEN_TO_END}
+        return lately.union(*map(self._forgotten_of, self.running()))
+
+    def _forgotten_of(self, status: PodStatus) -> set[tuple[str, str]]:
+        known = {(resource, one) for resource, ids in self.kubelet.held(status.pod, "main").items() for one in ids}
+        given = self._given.get(status.uid, {}).items()
+        return {(resource, one) for resource, ids in given for one in ids} - known
+
     def pod_comes(self, rng: random.Random) -> None:
         """A pod asks for devices; it gets them, or not, in its own time."""
         resource = rng.choice(sorted(self.model.hardware))
@@ -185,17 +214,27 @@ class World:
         with suppress(KubeletStoppedError, KubeletPanicError):
             status = await self.kubelet.admit(wanted)
             if status.phase is Phase.RUNNING:
+                self._given[status.uid] = self.kubelet.held(wanted, "main")
                 self._one_pod_each()
 
     def _one_pod_each(self) -> None:
-        with suppress(KubeletStoppedError):
-            for (resource, device), number in self.kubelet.shared("main").items():
+        """Also where the kubelet has forgotten that a pod which runs has something."""
+        given = (self._given.get(it.uid, {}).items() for it in self.running())
+        users = Counter((resource, device) for each in given for resource, ids in each for device in ids)
+        for (resource, device), number in users.items():
+            if number > 1:
                 self.violate(f"{number} pods have {device} of {resource}")
 
     def pod_goes(self, rng: random.Random) -> None:
         """One of the pods comes to its end."""
         if pods := [status for status in self.running() if status.phase is Phase.RUNNING]:
-            self.kubelet.end(rng.choice(sorted(pods, key=lambda status: status.pod.name)).pod)
+            self.end_pod(rng.choice(sorted(pods, key=lambda status: status.pod.name)))
+
+    def end_pod(self, status: PodStatus) -> None:
+        """The pod comes to its end; what the kubelet had forgotten of it, an agent finds out later."""
+        with suppress(KubeletStoppedError):
+            self._ended |= dict.fromkeys(self._forgotten_of(status), self.machine.now)
+        self.kubelet.end(status.pod)
 
     def _show_running(self) -> None:
         show_running(self.root / "sys", [it.uid for it in self.running() if it.phase is Phase.RUNNING])
@@ -290,7 +329,7 @@ class World:
     async def at_rest(self) -> None:
         """Without any fault: nothing is left of pods that ended, and a pod gets a device of each resource."""
         for status in self.running():
-            self.kubelet.end(status.pod)
+            self.end_pod(status)
         await asyncio.sleep(_CLAIMS_END)
         for resource in self.model.hardware:
             wanted = Pod(f"pod{next(self.numbers)}", (Container("main", {resource: 1}),))

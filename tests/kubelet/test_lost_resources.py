@@ -20,10 +20,9 @@ from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.lost_resources import INTERVAL, SETTLED, LostResources
 from agent.kubelet.other_plugins import Observation
 from agent.kubelet.plugin import Plugin
-from agent.kubelet.pods.checkpoint import FILE_NAME, record
+from agent.kubelet.pods.checkpoint import FILE_NAME
 from agent.kubelet.pods.podresources import PodResourcesError
 from agent.kubelet.transport.server import SocketServer
-from agent.runtime import running_time
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.sockets import Version
 from tests.background import running as background
@@ -57,10 +56,8 @@ class Clock:
         return self.now
 
 
-def looking(agent: Agent, node: SimulatedKubelet, clock: Clock, wall: float | None = None) -> LostResources:
-    """`wall` is the time since 1970, where it stands still, too."""
-    known = time.time if wall is None else lambda: wall
-    return LostResources(node.pod_resources_socket, node.plugin_dir, agent.registrars, running_time.Clock(clock, known))
+def looking(agent: Agent, node: SimulatedKubelet, clock: Clock) -> LostResources:
+    return LostResources(node.pod_resources_socket, node.plugin_dir, agent.registrars, clock)
 
 
 @asynccontextmanager
@@ -118,7 +115,7 @@ async def test_another_plugin_that_was_killed_leaves_its_socket_and_one_of_1_37_
     async with running(node) as agent:
         await stays_well(node, agent)
         clock = Clock(agent)
-        looks = looking(agent, node, clock, wall=record(node.plugin_dir)[0] + SETTLED)
+        looks = looking(agent, node, clock)
         async with rival(node, ids=("theirs",)) as server:
             clock.now += SETTLED
             await looks.look()
@@ -136,7 +133,7 @@ async def test_another_plugin_that_is_found_out_only_after_its_end_keeps_no_name
         await stays_well(node, agent)
         clock = Clock(agent)
         clock.now = clock.start + SETTLED - 0.1
-        looks = looking(agent, node, clock, wall=record(node.plugin_dir)[0] + 0.1)
+        looks = looking(agent, node, clock)
         await looks.look()
         async with rival(node, ids=("theirs",)):
             looks.changed(node.plugin_dir / "rival.sock")
@@ -252,7 +249,7 @@ async def test_a_list_waits_where_the_kubelet_has_ids_of_lists_of_ours_that_it_m
         clock = Clock(agent)
         clock.now = clock.start + SETTLED - 0.1
         async with rival(node, ids=theirs):
-            looks = looking(agent, node, clock, wall=record(node.plugin_dir)[0] + 0.1)
+            looks = looking(agent, node, clock)
             async with a_look(node, looks):
                 pass
             assert not agent.registrar.rival
@@ -293,7 +290,7 @@ async def test_another_plugins_name_keeps_no_loss_from_the_kubelet(node: Simulat
     async with running(node) as agent:
         await stays_well(node, agent)
         clock = Clock(agent)
-        looks = looking(agent, node, clock, wall=record(node.plugin_dir)[0] + SETTLED)
+        looks = looking(agent, node, clock)
         lists = Lists(agent.plugin)
         lists.put("a", "b")
         async with rival(node, ids=("a", "theirs")):

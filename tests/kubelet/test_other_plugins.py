@@ -6,41 +6,47 @@ import socket
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from agent.kubelet.other_plugins import Observation, Offer, confirmed, ended, observe, sentence, unlike_since
+from agent.kubelet.other_plugins import Observation, Offer, confirmed, ended, is_late, observe, sentence, unlike_since
+from agent.kubelet.pods.checkpoint import Version
 from agent.model import HEALTHY, Slot
 from tests.kubelet.plugins import SICK
 
 TOY = "example.com/toy"
 BEGAN, SENT = 900.0, 1000.0
+BEFORE, SINCE, AFTER = (1, 3, 0), (2, 2, 0), (3, 1, 0)  # the wall clock goes backwards
 A, B = Slot("a", None, HEALTHY), Slot("b", None, SICK)
-OFFER = Offer({"a": A, "b": B}, ("c",), BEGAN, SENT)
+OFFER = Offer({"a": A, "b": B}, ("c",), BEGAN, SENT, BEFORE, SINCE)
 
 
-def record(*ids: str, written: float) -> Observation:
-    return Observation(written, {TOY: frozenset(ids)})
+def record(*ids: str, version: Version) -> Observation:
+    return Observation(version, {TOY: frozenset(ids)})
 
 
 @pytest.mark.parametrize(
     ("observed", "since"),
     [
-        pytest.param(record("a", written=SENT + 9), None, id="ours"),
-        pytest.param(record("x", written=SENT - 50), BEGAN, id="IDs that were never ours"),
-        pytest.param(record("a", "x", written=SENT - 50), BEGAN, id="theirs among ours"),
-        pytest.param(record("x", written=BEGAN - 1), None, id="of before our stream, as on a full disk"),
-        pytest.param(record("b", written=SENT + 2), SENT, id="ours that is not healthy"),
-        pytest.param(record("c", written=SENT + 2), SENT, id="ours that has left our lists"),
-        pytest.param(record("b", "c", written=SENT - 1), None, id="ours of before our list, as on a full disk"),
-        pytest.param(record(written=SENT + 2), None, id="none: what is lost is asked of podresources"),
-        pytest.param(Observation(SENT + 2), None, id="a kubelet that has forgotten the name"),
+        pytest.param(record("a", version=AFTER), None, id="ours"),
+        pytest.param(record("x", version=SINCE), BEGAN, id="IDs that were never ours"),
+        pytest.param(record("a", "x", version=SINCE), BEGAN, id="theirs among ours"),
+        pytest.param(record("b", version=AFTER), SENT, id="ours that is not healthy"),
+        pytest.param(record("c", version=AFTER), SENT, id="ours that has left our lists"),
+        pytest.param(record("b", "c", version=SINCE), None, id="ours of before our list, as on a full disk"),
+        pytest.param(record(version=AFTER), None, id="none: what is lost is asked of podresources"),
+        pytest.param(Observation(AFTER), None, id="a kubelet that has forgotten the name"),
     ],
 )
 def test_from_which_of_our_lists_the_kubelets_record_differs(observed: Observation, since: float | None) -> None:
     assert unlike_since(OFFER, observed, TOY) == since
 
 
-LATER = {"new.sock": (1, int(SENT * 1e9))}
-EARLIER = {"old.sock": (1, int((BEGAN - 1) * 1e9))}
+def test_a_record_that_the_kubelet_has_not_written_since_tells_nothing() -> None:
+    """As on a full disk."""
+    assert unlike_since(replace(OFFER, record_since=BEFORE), record("x", version=BEFORE), TOY) is None
+
+
+LATER, EARLIER = {"new.sock": SENT}, {"old.sock": BEGAN - 1}
 
 
 @pytest.mark.parametrize(
@@ -57,21 +63,46 @@ EARLIER = {"old.sock": (1, int((BEGAN - 1) * 1e9))}
 )
 def test_a_second_witness_tells_whether_another_plugin_has_the_name(
     recorded: set[str],
-    sockets: dict[str, tuple[int, int]],
+    sockets: dict[str, float],
     answering: bool,
     allocatable: dict[str, set[str]] | None,
     theirs: set[str],
 ) -> None:
-    observed = Observation(SENT + 2, {TOY: frozenset(recorded)}, sockets, frozenset(sockets if answering else ()))
+    observed = Observation(
+        AFTER,
+        {TOY: frozenset(recorded)},
+        dict.fromkeys(sockets, (1, 1)),
+        frozenset(sockets if answering else ()),
+        sockets,
+    )
     assert confirmed(OFFER, observed, TOY, allocatable) == theirs
 
 
+@pytest.mark.parametrize(
+    ("theirs", "came", "late"),
+    [
+        pytest.param({"b"}, EARLIER, True, id="of a list before the last"),
+        pytest.param({"c"}, {}, True, id="of a list before, and gone since"),
+        pytest.param({"a", "x"}, EARLIER, False, id="one was never ours"),
+        pytest.param({"b"}, LATER, False, id="another plugin has come"),
+    ],
+)
+def test_a_list_of_our_earlier_stream_that_the_kubelet_read_last_is_no_other_plugins(
+    theirs: set[str], came: dict[str, float], late: bool
+) -> None:
+    assert is_late(OFFER, Observation(sockets=dict.fromkeys(came, (1, 1)), came=came), theirs) is late
+
+
 def test_who_it_is_is_told_as_far_as_can_be_seen() -> None:
-    early, late = (1, int((SENT - 200) * 1e9)), (2, int(SENT * 1e9))
+    def seen(**came: float) -> Observation:
+        return Observation(
+            sockets={f"{name}.sock": (1, 1) for name in came}, came={f"{k}.sock": v for k, v in came.items()}
+        )
+
     ids = [f"x{n}" for n in range(6)]
     assert "socket is not in the plugin directory" in sentence(Observation(), OFFER, ids)
-    assert "the socket new.sock," in sentence(Observation(sockets={"old.sock": early, "new.sock": late}), OFFER, ids)
-    found = sentence(Observation(sockets={"b.sock": early, "a.sock": early}), OFFER, ids)
+    assert "the socket new.sock," in sentence(seen(old=BEGAN - 200, new=SENT), OFFER, ids)
+    found = sentence(seen(b=BEGAN - 200, a=BEGAN - 200), OFFER, ids)
     assert "one of the sockets a.sock, b.sock," in found
     assert "x0, x1, x2, x3 and 2 more;" in found
 

@@ -38,6 +38,7 @@ from agent.kubelet.api.v1beta1 import (
     TopologyInfo,
 )
 from agent.kubelet.api.v1beta1 import Device as ListedDevice
+from agent.kubelet.lock import exclusive
 from agent.kubelet.plugin import COALESCE, CREDIT, EncodedList, Plugin
 from agent.kubelet.transport.server import SocketServer
 from agent.model import HEALTHY, Slot, Snapshot
@@ -555,6 +556,51 @@ async def test_an_id_that_left_is_not_given_out_as_long_as_the_kubelet_stands_st
         for told in (False, False, False, True):
             assert stage.plugin._was_told("b") is told
             clock.now += 0.4 * plugin_module.REMEMBERED
+
+
+async def test_an_agent_that_stood_still_while_another_took_its_place_gives_nothing(tmp_path: Path) -> None:
+    """What the kubelet asked of it meanwhile may have left the other one's lists; a removed directory takes no place."""
+    path, given = tmp_path / "lock", list[Sequence[str]]()
+
+    async def give(resource: str, ids: Sequence[str], told: Callable[[str], bool]) -> wire.Encoded:
+        given.append(ids)
+        if ids == ("a",):
+            path.unlink()
+        else:
+            path.touch()
+        return await nothing(resource, ids, told)
+
+    async def start(resource: str, ids: Sequence[str]) -> None:
+        given.append(ids)
+
+    async with exclusive(path, print) as lock:
+        plugin = Plugin(TOY, give, pre_start=start, lock=lock)
+        async with served(tmp_path / "s", plugin), connected(tmp_path / "s") as client:
+            await client.allocate("a")
+            for _ in range(2):
+                with pytest.raises(GRPCError, match="another one serves"):
+                    await client.allocate("b")
+            with pytest.raises(GRPCError, match="another one serves"):
+                await client.call("PreStartContainer", PreStartContainerRequest(["a"]), PreStartContainerResponse)
+    assert given == [("a",), ("b",)], "what begins afterwards is not even tried"
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["known before", "found out meanwhile"])
+async def test_an_allocate_that_meets_another_plugins_registration_is_refused(tmp_path: Path, before: bool) -> None:
+    """Its list may lack what would be given; who asks with that list asks us as the plugin before it."""
+
+    async def give(resource: str, ids: Sequence[str], told: Callable[[str], bool]) -> wire.Encoded:
+        plugin.silence(True)
+        return await nothing(resource, ids, told)
+
+    plugin = Plugin(TOY, give)
+    plugin.silence(before)
+    async with served(tmp_path / "s", plugin), connected(tmp_path / "s") as client:
+        if before:
+            await client.allocate("a")
+            return
+        with pytest.raises(GRPCError, match="another plugin has registered"):
+            await client.allocate("a")
 
 
 class Told:

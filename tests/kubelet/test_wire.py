@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.kubelet import wire
-from agent.kubelet.api import v1
+from agent.kubelet.api import dra, v1
 from agent.kubelet.api import v1beta1 as api
 from agent.kubelet.wire import (
     AllocateCall,
+    ClaimsCall,
     Codec,
     DeviceList,
     Encoded,
@@ -21,16 +22,22 @@ from agent.kubelet.wire import (
     PodDevices,
     PreferredCall,
     PreferredRequest,
+    PreparedDevice,
+    RegistrationStatus,
     allocatable_devices,
     device_head,
     device_tail,
     encode_allocatable,
     encode_allocate,
     encode_allocate_call,
+    encode_health,
     encode_ids,
     encode_options,
+    encode_plugin_info,
     encode_preferred,
+    encode_prepared,
     encode_register,
+    encode_unprepared,
     fields,
     join_list,
     list_item,
@@ -314,3 +321,67 @@ def test_a_call_that_names_more_devices_than_any_pod_is_not_read_to_its_end(
     many = tuple(f"x{n}" for n in range(wire.MOST_IDS))
     assert wire.IdsCall.parse(wire.encode_ids(many)).ids == many
     assert wire.AllocateCall.parse(wire.encode_preferred([many[:9], many[9:]])).containers == (many[:9], many[9:])
+
+
+names = text.filter(bool)
+prepared = st.builds(PreparedDevice, names, text, text, text, st.lists(names, max_size=3).map(tuple))
+
+
+@quick
+@given(text, text, text, st.lists(names, max_size=3), st.booleans())
+def test_the_registration_of_a_driver_is_written_and_read_as_betterproto_does(
+    kind: str, name: str, endpoint: str, versions: list[str], is_registered: bool
+) -> None:
+    info = dra.PluginInfo(kind, name, endpoint, versions)
+    assert encode_plugin_info(kind, name, endpoint, versions) == bytes(info)
+    status = bytes(dra.RegistrationStatus(is_registered, name))
+    assert RegistrationStatus.parse(status) == RegistrationStatus(is_registered, name)
+
+
+@quick
+@given(st.lists(st.tuples(text, text, text), max_size=4))
+def test_claims_are_read_as_betterproto_wrote_them(claims: list[tuple[str, str, str]]) -> None:
+    assert ClaimsCall.parse(bytes(dra.Claims([dra.Claim(*it) for it in claims]))).claims == tuple(claims)
+
+
+@quick
+@given(st.dictionaries(names, st.tuples(st.lists(prepared, max_size=3), long_text), max_size=3))
+def test_what_became_of_claims_is_read_by_betterproto_as_it_was_written(
+    claims: dict[str, tuple[list[PreparedDevice], str]],
+) -> None:
+    read = dra.PreparedClaims.FromString(encode_prepared(claims)).claims
+    told = {
+        uid: (
+            [
+                PreparedDevice(
+                    *it.request_names, it.pool_name, it.device_name, it.share_id or "", tuple(it.cdi_device_ids)
+                )
+                for it in answer.devices
+            ],
+            answer.error,
+        )
+        for uid, answer in read.items()
+    }
+    assert told == claims
+    errors = {uid: error for uid, (_, error) in claims.items()}
+    ended = dra.UnpreparedClaims.FromString(encode_unprepared(errors)).claims
+    assert {uid: it.error for uid, it in ended.items()} == errors
+
+
+@quick
+@given(st.lists(st.tuples(names, names, st.booleans(), st.integers(1, 2**40), st.integers(1, 1000), text), max_size=3))
+def test_the_health_of_devices_is_written_as_betterproto_writes_it(
+    devices: list[tuple[str, str, bool, int, int, str]],
+) -> None:
+    ours, theirs = b"", []
+    for pool, device, is_well, at, lasts, message in devices:
+        ours += encode_health(pool, device, is_well=is_well, at=at, lasts=lasts, message=message)
+        health = dra.HealthStatus.HEALTHY if is_well else dra.HealthStatus.UNHEALTHY
+        theirs.append(dra.DeviceHealth(dra.DeviceIdentifier(pool, device), health, at, lasts, message))
+    assert ours == bytes(dra.HealthList(theirs))
+
+
+@pytest.mark.parametrize("data", [b"\x0a\x02\x08\x01", b"\x0a\x03\x0a\x01\xff", b"\x0a\x05\x0a", b"\x08\x01"])
+def test_claims_that_make_no_sense_are_malformed(data: bytes) -> None:
+    with pytest.raises(MalformedError):
+        ClaimsCall.parse(data)

@@ -32,17 +32,18 @@ async def main():
     async with await anyio.connect_tcp("localhost", port, ssl_context=ours()) as stream:
         print(stream.extra(TLSAttribute.peer_certificate)["subject"][0][0][1])
 """,
-    "httpx": """
-import httpx
+    "the API server's client": """
+from agent.kubernetes.connections import Connections
 async def main():
     async def answer(reader, writer):
         await reader.readuntil(b"\\r\\n\\r\\n")
         writer.write(b"HTTP/1.1 200 OK\\r\\nContent-Length: 9\\r\\n\\r\\nlocalhost")
         await writer.drain()
     server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=theirs())
-    port = server.sockets[0].getsockname()[1]
-    async with httpx.AsyncClient(verify=ours()) as client:
-        print((await client.get(f"https://localhost:{port}/")).text)
+    connections = Connections(f"https://localhost:{server.sockets[0].getsockname()[1]}", ours)
+    async with connections.ask(connections.request("GET", "/", {}, None)) as (_, answer):
+        print((await answer.part()).decode())
+    connections.close()
 """,
 }
 

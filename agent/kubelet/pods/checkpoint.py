@@ -191,8 +191,8 @@ def read_at_once(plugin_dir: Path) -> Checkpoint | None:
     raise BlockingIOError
 
 
-def record(plugin_dir: Path) -> tuple[float, Mapping[str, frozenset[str]]]:
-    """When the same file was written (seconds since 1970), and resource → the IDs that the kubelet has as healthy; blocks.
+def record(plugin_dir: Path) -> tuple[Version | None, Mapping[str, frozenset[str]]]:
+    """Which writing of the same file this is, and resource → the IDs that the kubelet has as healthy; blocks.
 
     Nothing if it cannot be read.
     """
@@ -202,8 +202,9 @@ def record(plugin_dir: Path) -> tuple[float, Mapping[str, frozenset[str]]]:
                 files.contents(file, _MOST_BYTES, plugin_dir / FILE_NAME), type=_RegisteredFile
             ).data
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return 0.0, {}
-    return found.st_mtime, {name: frozenset(ids or ()) for name, ids in (data.registered_devices or {}).items()}
+        return None, {}
+    registered = {name: frozenset(ids or ()) for name, ids in (data.registered_devices or {}).items()}
+    return (found.st_ino, found.st_mtime_ns, found.st_size), registered
 
 
 def lack_of_room(plugin_dir: Path) -> str:

@@ -264,7 +264,7 @@ class PodClaims:
             self._silent[_CHECKPOINT].report_once(str(error))
             await self._adopt(present or set())
             if isinstance(error, DamagedError):
-                await self._compare(None, present)
+                await self._compare(None, present, is_asked=True)
             checkpoint = None
         else:
             self._silent[_CHECKPOINT].healed()
@@ -335,16 +335,22 @@ class PodClaims:
         )
         await self._adopt(slots | (present or set()), checkpoint)  # a List leaves out init containers (A5)
         await self._see_foreign(checkpoint)
-        await self._compare(checkpoint, present)
+        await self._compare(checkpoint, present, is_asked=True)
         version = checkpoint.version if checkpoint else None
         if present is not None:
             self._ledger.listed(present, asked, self._clock(), version)
         if version is not None:
             await self._end(slots, version)
 
-    async def _compare(self, checkpoint: Checkpoint | None, present: set[SlotKey] | None = None) -> None:
-        """Find the claims that the kubelet has forgotten, and those of two pods; with a List's answer also those that run."""
+    async def _compare(
+        self, checkpoint: Checkpoint | None, present: set[SlotKey] | None = None, *, is_asked: bool = False
+    ) -> None:
+        """Find the claims that the kubelet has forgotten, and those of two pods; with a List's answer also those that run.
+
+        A kubelet that goes on may write an older record last: what that lacks is asked of a List before it counts as forgotten.
+        """
         await self._index(checkpoint)
+        sure = is_asked or self._kubelet() != self._record[0]
         self._note_record(checkpoint)
         self._compared, had, self._lost = checkpoint, self._lost, Pods()
         lost = bool(had)
@@ -357,12 +363,14 @@ class PodClaims:
         slots = [held.slot for held in self._ledger.held()]
         looks = bool(slots) and (present is not None or lost or self._ledger.misses(self._given))
         running = await self._running() if looks else None
+        if running and not sure:
+            self._allocated.set()
         if checkpoint is not None and running is not None:
             lost = not had.isdisjoint(running)  # whom it lacks may have ended before it began, while we stood still
         changed: list[Held] = []
         async for batch in in_batches(slots):
             record = {slot: Pods(self._given[slot]) for slot in batch if slot in self._given}
-            changed += self._ledger.known(record, shown, running, lost=lost, slots=batch)
+            changed += self._ledger.known(record, shown, running, lost=lost, sure=sure, slots=batch)
         if changed:
             self._node.adopted(changed)
             self._node.claims_settled()

@@ -157,6 +157,38 @@ async def test_what_an_earlier_run_offered_is_withdrawn_before_the_kubelet_gets_
         await node.registered(WIDGET)
 
 
+async def test_a_node_that_is_installed_in_another_way_goes_on_with_the_slices_that_it_has(
+    node: Node, server: ApiServer
+) -> None:
+    node.mknod("w1", "o1")
+    both = chardev("/dev/o*", OTHER), dra(server, node)
+    async with agent(node, claimed(), *both):
+        await offers(server, "dev-w1")
+    slices = list(server.objects.slices)
+    (node.root / "kubeconfig").rename(node.root / "admin.conf")  # a service's, and now a pod's
+    moved = both[1].replace("/kubeconfig", "/admin.conf")
+    async with agent(node, claimed(), both[0], moved):
+        node.mknod("w2")
+        await offers(server, "dev-w1", "dev-w2")
+        assert list(server.objects.slices) == slices
+    (node.root / "admin.conf").rename(node.root / "kubeconfig")
+    async with agent(node, claimed(), both[0], f'{both[1]}driver = "other.dev"\n'):
+        await until(lambda: {it["spec"]["driver"] for it in server.objects.slices.values()} == {"other.dev"})
+
+
+async def test_a_node_that_does_not_reach_the_api_server_says_why_it_is_not_ready(
+    node: Node, server: ApiServer
+) -> None:
+    node.mknod("w1")
+    both = claimed(), dra(server, node)
+    (node.root / "kubeconfig").unlink()
+    async with agent(node, *both) as it:
+        await it.says("dra-api-away")
+        code, out, err = await finish("probe", "ready", "--config", str(node.root / "config.toml"))
+    assert code == 1
+    assert f"{WIDGET} is not registered: Kubernetes' API server cannot be reached: " in out + err
+
+
 async def test_without_such_a_resource_nothing_of_it_is_loaded(node: Node) -> None:
     node.mknod("w1")
     spy = "import atexit, sys\natexit.register(lambda: print(*(it for it in sys.modules if 'dra' in it), file=sys.stderr))\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -221,23 +220,3 @@ async def test_a_reload_turns_the_faces_on_and_off(node: Node, server: ApiServer
         node.mknod("w2")
         await node.healthy("w1", "w2")
         assert len(server.requests) == before
-
-
-async def test_a_daemon_that_tells_kubernetes_nothing_does_not_load_the_client(node: Node, tmp_path: Path) -> None:
-    node.mknod("w1")
-    broken = tmp_path / "site"
-    broken.mkdir()
-    (broken / "httpx.py").write_text("raise ImportError('not here')\n")
-    async with node.agent(environment={"PYTHONPATH": str(broken)}) as agent:
-        await node.healthy("w1")
-        assert agent.said("kubernetes-client-missing") == []
-
-
-async def test_where_the_client_is_not_installed_one_sentence_says_so(
-    node: Node, server: ApiServer, tmp_path: Path
-) -> None:
-    node.mknod("w1")
-    without = "import sys\nsys.modules['httpx'] = None\n"
-    async with node.agent(chardev(), faces(server, node, "events"), prelude=without) as agent:
-        assert "pip install httpx" in (await agent.says("kubernetes-client-missing"))["reason"]
-        await node.healthy("w1")

@@ -615,6 +615,24 @@ async def test_a_record_that_lacks_only_pods_that_have_ended_was_not_lost(
     assert ((TOY, "a") in forgetful.ledger.forgotten()) is runs
 
 
+@pytest.mark.parametrize("begins", [True, False], ids=["a kubelet begins with it", "the kubelet goes on"])
+async def test_a_record_of_before_a_pod_that_was_written_last_is_no_loss_but_for_a_kubelet_that_begins_with_it(
+    forgetful: Forgetful, pods: Pods, begins: bool
+) -> None:
+    """The kubelet takes a snapshot under a lock, and writes after it: of two the older may come last."""
+    forgetful.run()
+    forgetful.record(UID)
+    pods.show("a")
+    await forgetful.ask(after=1)
+    if begins:
+        forgetful.restart()
+    forgetful.record("another", device_id="b")
+    async with limit():
+        await forgetful.witnesses.confirm(TOY, lambda: {"a", "b"})
+    assert ((TOY, "a") in forgetful.ledger.forgotten()) is begins
+    assert forgetful.witnesses._allocated.is_set() is not begins, "a List is asked soon"
+
+
 async def test_what_ended_before_a_kubelets_restart_ends(forgetful: Forgetful, pods: Pods) -> None:
     forgetful.record(UID)
     await forgetful.ask(after=1)
