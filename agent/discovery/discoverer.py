@@ -122,8 +122,8 @@ class Discoverer:
         self.first_scan = asyncio.Event()
         """Set when the first full scan has come to its end."""
         self._publish, self._on_watches = publish, on_watches
-        self._clock, self._unit_deadline = clock, unit_deadline
-        self._reads = Reads(self.workers, unit_deadline, clock, self._quarantine)
+        self._clock = clock
+        self.reads = Reads(self.workers, unit_deadline, clock, self._quarantine)
         self._waiters: list[_Waiter] = []
         self._soon_well: dict[str, asyncio.TimerHandle] = {}
         self._pile = garbage.Pile()
@@ -161,7 +161,7 @@ class Discoverer:
     @property
     def is_stuck(self) -> bool:
         """Does a read hang or a call fail, so that another instance may do better, and is there a thread to try it?"""
-        hangs = any(job.hangs for job in self._reads.left.values())
+        hangs = any(job.hangs for job in self.reads.left.values())
         return (hangs or not self.problems.keys().isdisjoint(_CALLS)) and self.workers.spare
 
     def links(self) -> dict[str, tuple[Link, ...]]:
@@ -199,8 +199,8 @@ class Discoverer:
             LookError: one of them cannot be read, or hangs; the sentence says which and why.
         """
         wanted = frozenset(units)
-        for unit in sorted(wanted & self._reads.left.keys()):
-            if self._reads.left[unit].hangs:
+        for unit in sorted(wanted & self.reads.left.keys()):
+            if self.reads.left[unit].hangs:
                 raise LookError(self._hangs(unit))
         if not wanted:
             return
@@ -260,10 +260,10 @@ class Discoverer:
     async def _scan(self, todo: Todo) -> None:
         """Read the units that are due. Where a read is slow or hangs, what was read is published, and it goes on without it."""
         began, since, self._hinted_at = self._clock(), self._hinted_at, None
-        for job in self._reads.left.values():  # they began before we were asked
+        for job in self.reads.left.values():  # they began before we were asked
             job.stale |= todo.everything or job.unit in todo.units
         for waiter in self._waiters:
-            waiter.begun |= waiter.units.isdisjoint(self._reads.left)
+            waiter.begun |= waiter.units.isdisjoint(self.reads.left)
         units: Set[str] = todo.units
         gone: Set[str] = frozenset()
         if todo.everything:
@@ -274,11 +274,11 @@ class Discoverer:
         failed, _ = await self._walk([Job(unit, hinted=since) for unit in sorted(units)], self._read, gone=gone)
         if self._waiters:
             self._answer(failed)
-        if self._reads.left:
+        if self.reads.left:
             await self._end_slow()
         self._durations.observe(self._clock() - began)
         self._walked_all |= todo.everything
-        if self._walked_all and not (self._reads.left and self._reads.slow):
+        if self._walked_all and not (self.reads.left and self.reads.slow):
             self.first_scan.set()
 
     async def _probe(self, todo: Todo) -> None:
@@ -295,16 +295,16 @@ class Discoverer:
         self.schedule.put_off({job.unit for job in left}, at_a_glance=todo.at_a_glance)
         if late:
             self.schedule.ask(late)
-        if self._reads.left:
+        if self.reads.left:
             await self._end_slow()
 
     async def _list(self) -> Set[str] | None:
         """All units there are; None if they cannot be listed, which is reported."""
-        if EVERY_UNIT in self._reads.left:
+        if EVERY_UNIT in self.reads.left:
             return None
         job = Job[frozenset[str]](EVERY_UNIT)
         try:
-            await self._reads.run([job], self._list_units)
+            await self.reads.run([job], self._list_units)
         except NoWorkerError as error:
             self._no_worker(error)
             return None
@@ -325,11 +325,11 @@ class Discoverer:
         stop: Callable[[], bool] = lambda: False,
     ) -> tuple[dict[str, str], Sequence[Job[UnitState]]]:
         """Have these jobs done, and take in what comes of them; why units cannot be read, and the jobs that `stop` left out."""
-        jobs = [job for job in jobs if job.unit not in self._reads.left]
+        jobs = [job for job in jobs if job.unit not in self.reads.left]
         failed: dict[str, str] = {}
         while True:
             try:
-                done, jobs = await self._reads.run(jobs, do, stop)
+                done, jobs = await self.reads.run(jobs, do, stop)
             except NoWorkerError as error:
                 self._no_worker(error)
                 return failed | {job.unit: str(error) for job in jobs}, ()
@@ -341,21 +341,21 @@ class Discoverer:
     async def _end_slow(self) -> None:
         """Take in slow reads as they end, until something more urgent comes up."""
         while True:
-            for job in self._reads.ended():
+            for job in self.reads.ended():
                 failed = await self._digest([job])
                 if job.stale:
                     self.schedule.ask([job.unit])
                 self._answer(failed)
-            if self.schedule.asked.is_set() or not self._reads.slow:
+            if self.schedule.asked.is_set() or not self.reads.slow:
                 return
-            await self._reads.wait(self.schedule.asked)
+            await self.reads.wait(self.schedule.asked)
 
     def _answer(self, failed: Mapping[str, str]) -> None:
         """Answer the calls whose units have been read since they came; `failed` says of which that failed, and why."""
         for waiter in self._waiters:
             if waiter.begun:
                 waiter.failed |= {unit: failed[unit] for unit in waiter.units & failed.keys()}
-                waiter.units &= self._reads.slow.keys()
+                waiter.units &= self.reads.slow.keys()
                 if not waiter.units:
                     waiter.end()
 
@@ -461,7 +461,7 @@ class Discoverer:
 
     def _hangs(self, unit: str) -> str:
         what = f"reading {unit}" if unit else "listing its units"
-        return f"{what} has hung for {self._unit_deadline:g} s; it is left alone until the read returns"
+        return f"{what} has hung for {self.reads.deadline:g} s; it is left alone until the read returns"
 
     def _quarantine(self, job: Job[Any]) -> None:
         """Leave a unit alone whose read hangs, until its thread comes back; its devices are Unhealthy: no pod shall get them."""
@@ -481,9 +481,9 @@ class Discoverer:
 
     def _release(self, job: Job[Any]) -> None:
         """Look at a unit again whose thread has come back; at all units, if there was no thread left."""
-        if self._reads.left.get(job.unit) is not job:
+        if self.reads.left.get(job.unit) is not job:
             return
-        del self._reads.left[job.unit]
+        del self.reads.left[job.unit]
         self.schedule.ask([job.unit] if job.unit and EVERY_UNIT not in self.problems else ALL)
 
     # --- what is wrong ---

@@ -144,7 +144,7 @@ class Reads:
         self.left: dict[str, Job[Any]] = {}
         """Unit → the job that its thread was left with."""
         self._workers, self._on_hang = workers, on_hang
-        self._deadline, self._clock = deadline, clock
+        self.deadline, self.clock = deadline, clock
 
     @property
     def slow(self) -> dict[str, Job[Any]]:
@@ -162,8 +162,8 @@ class Reads:
         if not jobs:
             return (), ()
         turn = _Turn()
-        jobs[0].since = self._clock()
-        thread = self._workers.start(partial(_work, jobs, do, turn, stop, self._clock))
+        jobs[0].since = self.clock()
+        thread = self._workers.start(partial(_work, jobs, do, turn, stop, self.clock))
         try:
             await asyncio.wait([thread], timeout=SLOW_AFTER)
             while not thread.done() and not turn.over:
@@ -184,11 +184,11 @@ class Reads:
 
     def _is_left(self, job: Job[Any], thread: asyncio.Future[None]) -> bool:
         """Is the job that a thread is at slow, so that it is left to it?"""
-        lasts = job.lasts(self._clock())
-        if lasts < (SLOW_AFTER if job.unit else self._deadline):
+        lasts = job.lasts(self.clock())
+        if lasts < (SLOW_AFTER if job.unit else self.deadline):
             return False
         self.left[job.unit], job.thread = job, thread
-        if lasts >= self._deadline:
+        if lasts >= self.deadline:
             self._hangs(job)
         return True
 
@@ -198,11 +198,11 @@ class Reads:
 
     def ended(self) -> list[Job[Any]]:
         """Take the slow jobs that are done off those left; those that hang by now stay, and are called that."""
-        now, done = self._clock(), []
+        now, done = self.clock(), []
         for job in self.slow.values():
             if job.done:
                 done.append(self.left.pop(job.unit))
-            elif job.lasts(now) >= self._deadline:
+            elif job.lasts(now) >= self.deadline:
                 self._hangs(job)
         return done
 

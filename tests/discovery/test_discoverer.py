@@ -48,12 +48,16 @@ class Eyes:
     news: list[Changes] = field(default_factory=list)
     kind: str = KIND
     options: dict[str, Any] = field(default_factory=dict)
+    fails: bool = False
+    """Can nothing be published?"""
 
     def __post_init__(self) -> None:
         patient = {"resync": NEVER, "probe": NEVER, "unit_deadline": NEVER}
         self.it = Discoverer(self.kind, self.backend, self.publish, **patient | self.options)
 
     def publish(self, news: Changes) -> None:
+        if self.fails:
+            raise LookupError
         self.news.append(news)
 
     async def until(self, reached: Callable[[], object]) -> None:
@@ -133,8 +137,7 @@ def hanging() -> Iterator[Hanging]:
 
 def seeing(hanging: Hanging, eyes: Eyes) -> Eyes:
     """Have what hangs be given up, and nothing else; timers go by the real clock."""
-    eyes.it._unit_deadline = eyes.it._reads._deadline = DEADLINE
-    eyes.it._reads._clock = hanging.clock
+    eyes.it.reads.deadline, eyes.it.reads.clock = DEADLINE, hanging.clock
     return eyes
 
 
@@ -594,17 +597,13 @@ async def test_who_waits_goes_on_waiting_over_a_failure_of_ours() -> None:
     eyes = Eyes()
     eyes.backend.hardware = {"u": ()}
     async with anyio.create_task_group() as tasks:
-
-        def fail(news: Changes) -> None:
-            raise LookupError
-
         asked = asyncio.ensure_future(eyes.look_at("u"))
         await asyncio.sleep(0)
-        eyes.it._publish = fail
+        eyes.fails = True
         with pytest.raises(LookupError):
             await eyes.it.run()
         assert not asked.done()
-        eyes.it._publish = eyes.publish
+        eyes.fails = False
         tasks.start_soon(eyes.it.run)
         await asked
         tasks.cancel_scope.cancel()
@@ -659,14 +658,10 @@ async def test_calls_that_fail_now_and_then_are_one_problem_until_none_has_faile
 async def test_what_could_not_be_published_is_found_again_when_it_is_started_again() -> None:
     eyes = Eyes()
     eyes.backend.hardware = {"u": (device("u"),)}
-
-    def fail(news: Changes) -> None:
-        raise LookupError
-
-    eyes.it._publish = fail
+    eyes.fails = True
     with pytest.raises(LookupError):
         await eyes.it.run()
-    eyes.it._publish = eyes.publish
+    eyes.fails = False
     async with looking(eyes):
         assert eyes.news[0].units.keys() == {"u"}
 
@@ -737,7 +732,7 @@ async def test_a_read_that_returns_while_it_is_being_given_up_is_told(hanging: H
 
     class Late(Eyes):
         def publish(self, news: Changes) -> None:
-            if job := eyes.it._reads.left.get("hung"):
+            if job := eyes.it.reads.left.get("hung"):
                 hanging.let_go()
                 block_until(lambda: job.done)
             super().publish(news)
@@ -764,7 +759,7 @@ async def test_what_is_given_up_is_what_hung_although_the_next_read_begins_in_th
             hanging.clock()  # the next walk begins after that
         return now
 
-    eyes.it._reads._clock = clock
+    eyes.it.reads.clock = clock
     with capture_logs() as logs:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(eyes.it.run)
@@ -798,8 +793,7 @@ async def test_a_slow_read_ends_or_is_given_up_although_hints_never_end(returns:
 
     backend.affected = lambda _: ["busy"]
     backend.hardware = {"busy": busy, "slow": slow}
-    eyes.it._unit_deadline = eyes.it._reads._deadline = NEVER if returns else 5.0
-    eyes.it._reads._clock = lambda: now[0]
+    eyes.it.reads.deadline, eyes.it.reads.clock = (NEVER if returns else 5.0), lambda: now[0]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(eyes.it.run)
         await eyes.until(lambda: bool(hanging.entered))
