@@ -384,21 +384,20 @@ class Discoverer:
 
         Many devices take several steps of the loop, as if there had been several scans.
         """
-        after: dict[str, UnitState] = {}
+        after, failed = dict[str, UnitState](), dict[str, str]()
         for job in done:
-            if (found := job.result) is None:
-                continue
-            now = self.units.get(job.unit)
-            if not job.probes:
+            found, now = job.result, self.units.get(job.unit, NOTHING)
+            if job.error is not None:  # 1. what was known stays
+                failed[job.unit] = f"{job.unit} cannot be read: {words(job.error)}"
+            elif found is None or (job.probes and (now is NOTHING or now.devices is not found.devices)):
+                continue  # 2. the unit is another one since the probe began
+            elif job.probes and found.signals is now.signals:  # 3. nothing new but the glance
+                self.units[job.unit] = found
+            else:  # 4. it was read, or says something else
                 after[job.unit] = found
-            elif now is not None and now.devices is found.devices:  # else it was exchanged meanwhile
-                if found.signals is now.signals:
-                    self.units[job.unit] = found
-                else:
-                    after[job.unit] = found
         after |= dict.fromkeys(gone, NOTHING)
         are_probes = bool(done) and done[0].probes
-        is_other = any(unit not in self.known or it.devices is not self.known[unit] for unit, it in after.items())
+        is_other = bool(gone) or any(self.known.get(unit) is not it.devices for unit, it in after.items())
         changes = changes_of(self.kind, self.units, after, since=done[0].hinted if done else None)
         for part in changes.in_parts(BATCH) if after or not are_probes else ():
             before = {unit: self.units.get(unit, NOTHING) for unit in part.signals}
@@ -410,7 +409,6 @@ class Discoverer:
                 raise
             if part.more:
                 await asyncio.sleep(0)
-        failed = {job.unit: cannot_read(job) for job in done if job.error is not None}
         for job in done:
             if job.error is not None:
                 self._report(job.unit, [Problem(job.unit, failed[job.unit])])
@@ -530,9 +528,3 @@ class Discoverer:
         if (timer := self._soon_well.pop(call, None)) is not None:
             timer.cancel()
         self._report(call, ())
-
-
-def cannot_read(job: Job[Any]) -> str:
-    """Why a unit could not be read, in words."""
-    assert job.error is not None
-    return f"{job.unit} cannot be read: {words(job.error)}"

@@ -1051,3 +1051,15 @@ async def test_every_event_is_refused_to_a_backend_that_does_not_say_what_each_i
     eyes.it.backend.watched = watched
     assert eyes.it.watches() == Watches()
     assert "affects() does not say what each is about" in eyes.sentences()[0]
+
+
+async def test_what_to_listen_to_is_asked_again_when_a_unit_without_devices_is_gone() -> None:
+    """A backend may watch the directory of each unit."""
+    eyes = Eyes()
+    eyes.backend.hardware = {"u": ()}
+    eyes.backend.watched = lambda: Watches(directories=frozenset({HostPath(f"/dev/{unit}") for unit in eyes.known()}))
+    async with looking(eyes):
+        await eyes.until(lambda: eyes.it.watched.directories == {HostPath("/dev/u")})
+        eyes.backend.hardware = {}
+        eyes.it.rescan()
+        await eyes.until(lambda: eyes.it.watched == Watches())
