@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial, reduce
 from operator import or_
@@ -139,7 +139,7 @@ class DiscoveryRunner:
         self._note_first_looks()
 
     def _note_first_looks(self) -> None:
-        self._node.looked(self.looking())
+        self._node.note_looks()
 
     def _start(self, discoverer: Discoverer) -> None:
         scope = self._scopes[discoverer] = anyio.CancelScope()
@@ -160,30 +160,10 @@ class DiscoveryRunner:
         """Wait, `SETTLE` at most, for what the kubelet remembers, the first scans, and what the kernel logged before."""
         with anyio.move_on_after(SETTLE):
             await pod_claims.ask()
-            await self.looked()
+            await self._node.looked()
             if any(discoverer.watched.kernel_lines for discoverer in self.discoverers.values()):
                 await self.kmsg.caught_up.wait()
         _tell_of_slow(self.discoverers)
-
-    def looking(self) -> set[str]:
-        """The backends whose first look has not ended."""
-        return {kind for kind, it in self.discoverers.items() if not it.first_scan.is_set()}
-
-    async def looked(self) -> None:
-        """Wait until every backend has had its first scan."""
-        while waiting := [it for it in self.discoverers.values() if not it.first_scan.is_set()]:
-            await waiting[0].first_scan.wait()
-
-    async def look_at(self, kind: str, units: Set[str]) -> None:
-        """Have these units of a backend looked at now; returns once what was found is published.
-
-        Raises:
-            LookError: one of them cannot be read, or hangs.
-        """
-        while (discoverer := self.discoverers.get(kind)) is not None:  # None: the backend is not configured
-            await discoverer.look_at(units)
-            if self.discoverers.get(kind) is discoverer:
-                return  # else a reload has put another into its place, which has to look
 
     async def until(self, due: float | None, event: asyncio.Event, clock: Callable[[], float]) -> None:
         """Wait until the time `due`, or for an event.

@@ -42,7 +42,7 @@ class Publisher:
         kubernetes: KubernetesParts,
     ) -> None:
         """Prepare; these are told of the node's changes, and `counts` counts them."""
-        self._node, self._inventory, self._serving = node, node.inventory, serving
+        self._node, self._inventory, self.serving = node, node.inventory, serving
         self._adopter, self._list_warnings = adopter, list_warnings
         self._features, self._counts, self._kubernetes = features, counts, kubernetes
         self._untold: deque[tuple[Snapshot | None, Snapshot]] = deque()
@@ -53,7 +53,7 @@ class Publisher:
     def publish(self, now: float, since: float | None = None) -> None:
         """Publish what has changed, at this monotonic time; `since` is when the event came that was the cause, if one was."""
         for snapshot in self._inventory.take(now):
-            before = self._serving.publish(snapshot, since)
+            before = self.serving.publish(snapshot, since)
             self._node.dra.changed([snapshot.resource])
             # after the streams have sent it, which takes them two turns of the loop
             asyncio.get_running_loop().call_later(_TELL_AFTER, self._listed, before, snapshot)
@@ -73,7 +73,7 @@ class Publisher:
     def follow(self) -> None:
         """Have those resources served by device plugin that are to be; they may be others than before."""
         names = self._inventory.names()
-        self._serving.follow(self._node.dra.by_plugin(names), names)
+        self.serving.follow(self._node.dra.by_plugin(names), names)
 
     def _listed(self, before: Snapshot | None, snapshot: Snapshot) -> None:
         """Tell everybody but the kubelet of a list that the kubelet has."""

@@ -120,7 +120,7 @@ async def test_who_holds_what_is_told_once_the_kubelet_has_said_it(node: Node) -
         await node.has(TOY, healthy=1)
         await node.kubelet.admit(pod("p", 1, TOY))
         assert (await shown(agent)).devices[0].held == (Held("stub-0", ()),)
-        await agent._pod_claims.ask()
+        await agent.node.pod_claims.ask()
         assert (await shown(agent)).devices[0].held == (Held("stub-0", (Holder("default", "p", "app"),)),)
         assert agent.control.explain("stub-0").held == (await shown(agent)).devices[0].held
 
@@ -327,7 +327,7 @@ async def test_how_a_device_was_is_told_by_any_of_its_names_also_once_it_is_gone
         node.say("stub-1 unhealthy its fan is stuck")
         await node.has(TOY, healthy=1, unhealthy=1)
         await node.kubelet.admit(pod("p", 1, TOY))
-        await agent._pod_claims.ask()
+        await agent.node.pod_claims.ask()
         await until(lambda: agent.control.history("stub-0").periods[-1].holders == ("default/p",))
         node.say("stub-1 gone")
         await node.has(TOY, healthy=1)
