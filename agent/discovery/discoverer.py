@@ -289,7 +289,8 @@ class Discoverer:
         late = set[str]()
         if not todo.at_a_glance:
             late = {unit for unit in todo.probes if any(device.unusable for device in self.known.get(unit, ()))}
-        jobs = [Job[UnitState](unit, probes=True) for unit in sorted((todo.probes & self.known.keys()) - late)]
+        probed = sorted((todo.probes & self.known.keys()) - late)
+        jobs: list[Job[UnitState]] = [Job(unit, probes=True) for unit in probed]
         do = partial(self._probe_unit, at_a_glance=todo.at_a_glance)
         _, left = await self._walk(jobs, do, stop=self.schedule.asked.is_set)
         self.schedule.put_off({job.unit for job in left}, at_a_glance=todo.at_a_glance)
@@ -302,7 +303,7 @@ class Discoverer:
         """All units there are; None if they cannot be listed, which is reported."""
         if EVERY_UNIT in self.reads.left:
             return None
-        job = Job[frozenset[str]](EVERY_UNIT)
+        job: Job[frozenset[str]] = Job(EVERY_UNIT)
         try:
             await self.reads.run([job], self._list_units)
         except NoWorkerError as error:
