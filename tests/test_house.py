@@ -53,8 +53,6 @@ _APART: Final = {
     "agent/importing/readers/mediated.py": "a section of KubeVirt's configuration with rules of its own",
     "agent/importing/writing.py": "what is read is one way, what is written the other",
     "agent/daemon/boot.py": "which boot this is, and what lasts for it: no wiring",
-    "agent/discovery/slow_reads.py": "reads that hang, apart from what is done with those that end",
-    "agent/discovery/sources/entries.py": "the kernel's records of inotify, beside what is watched",
 }
 """Short files that one neighbour alone uses, and why they are apart all the same."""
 

@@ -6,17 +6,16 @@ longer to make its devices. systemd starts the kubelet once this service is read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import anyio
 import structlog
 
-from agent.claims.ledger import Ledger, names_of
+from agent.claims.ledger import names_of
 from agent.daemon.node import Node
 from agent.health.judgement import DRAINED
-from agent.inventory.inventory import Inventory
 from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.transport.client import listens
 from agent.model import SlotKey
@@ -33,11 +32,9 @@ _STEP: Final = 0.1  # seconds between two looks; nobody else waits
 log = structlog.get_logger()
 
 
-async def wait_for_held(
-    ledger: Ledger, inventory: Inventory, kubelet: Path, at_most: float, tell: Callable[[str], None]
-) -> None:
+async def wait_for_held(node: Node, kubelet: Path, at_most: float, tell: Callable[[str], None]) -> None:
     """Wait until every device that a pod had is there and Healthy, or one listens at the socket `kubelet`; `tell` is told for what."""
-    awaited = _absent(ledger, inventory)
+    awaited = _absent(node)
     if not awaited or listens(kubelet):
         return
     log.info("boot-waits", slots=names_of(awaited), then=f"the kubelet waits for this service, {at_most:g} s at most")
@@ -45,7 +42,7 @@ async def wait_for_held(
         while awaited and not listens(kubelet):
             tell(f"devices that pods had before the boot: {', '.join(names_of(awaited))}")
             await anyio.sleep(_STEP)
-            awaited = _absent(ledger, inventory)
+            awaited = _absent(node)
     tell("")
     if awaited:
         log.warning("boot-goes-on", slots=names_of(awaited), reason="these are not there, or not Healthy")
@@ -53,14 +50,7 @@ async def wait_for_held(
         log.info("boot-goes-on")
 
 
-async def list_when_found(
-    kind: str,
-    node: Node,
-    awaits: Callable[[str], bool],
-    looking: Callable[[], Set[str]],
-    kubelet: Kubelet,
-    told: Trouble,
-) -> None:
+async def list_when_found(kind: str, node: Node, kubelet: Kubelet, told: Trouble) -> None:
     """Hold the first lists of a backend that is slow back, until it has found what an earlier run offered, or has looked at all.
 
     A kubelet that runs has admitted its pods, which lose nothing; of a short list it refuses new ones that the scheduler has
@@ -70,23 +60,23 @@ async def list_when_found(
     generation = kubelet.generation
     if listens(kubelet.socket):
         with anyio.move_on_after(HELD_BACK):
-            while kubelet.generation == generation and kind in looking() and awaits(kind):
+            while kubelet.generation == generation and kind in node.looking() and node.shortfall.awaits(kind):
                 told.report_once("its first lists wait for devices that were offered before")
                 await anyio.sleep(_GLANCE)
     node.ready([kind])
-    while kind in looking():
+    while kind in node.looking():
         told.report_once("its lists have what it has found so far")
         await anyio.sleep(_GLANCE)
     told.healed()
 
 
-def _absent(ledger: Ledger, inventory: Inventory) -> list[SlotKey]:
+def _absent(node: Node) -> list[SlotKey]:
     """What pods had of resources in force, and could not have now; what an operator has drained comes back by his word alone."""
-    names = set(inventory.selection.names())  # of one that retires nothing is Healthy ever again
+    names = set(node.inventory.selection.names())  # of one that retires nothing is Healthy ever again
     return [
         held.slot
-        for held in ledger.held()
+        for held in node.ledger.held()
         if held.resource in names
-        and ((slot := inventory.slot(*held.slot)) is None or not slot.health.offered)
+        and ((slot := node.inventory.slot(*held.slot)) is None or not slot.health.offered)
         and (slot is None or slot.health.reason != DRAINED)
     ]

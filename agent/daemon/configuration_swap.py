@@ -7,7 +7,7 @@ what hung or was left over in the old house goes with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -19,15 +19,15 @@ from agent.daemon.discovery_runner import DiscoveryRunner
 from agent.daemon.node import Node
 from agent.daemon.reporting.list_warnings import ListWarnings
 from agent.daemon.serving import Serving
-from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
+from agent.discovery.unit_state import Changes
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
 from agent.inventory.inventory import Inventory
 from agent.kubernetes.runner import KubernetesParts
 from agent.runtime.chunked_work import BATCH, in_batches
 from agent.runtime.workers import Workers
-from backends.base import Backend, Device, Link
+from backends.base import Backend
 
 DECISION_DEADLINE: Final = 10.0
 """Seconds that it may take to decide who has what; 10,000 devices take less than one."""
@@ -47,7 +47,6 @@ class ConfigurationSwap(Struct):
     config: Config
     """What is in force."""
     discovery: DiscoveryRunner
-    inventory: Inventory
     serving: Serving
     adopter: Adopter
     list_warnings: ListWarnings
@@ -66,7 +65,7 @@ class ConfigurationSwap(Struct):
             await self._move(change)
             self.kubernetes.configure(self.config.kubernetes)
             self.node.dra.configure(self.config)
-            self.node.cdi.changed(self.inventory.names())
+            self.node.cdi.changed(self.node.inventory.names())
         else:
             self.config = change.difference.config
         self.node.tasks.start_soon(self.adopter.adopt_what_is_new)
@@ -82,12 +81,12 @@ class ConfigurationSwap(Struct):
             # no await from here on: every reader sees one configuration or the other
             found = [it.take_over(self.discovery.discoverers.get(kind)) for kind, it in fresh.items()]
             found += [it.nothing_left() for kind, it in self.discovery.discoverers.items() if kind not in kinds]
-            inventory.learn(*self._known(every))  # what happened while it was decided
+            self._known(inventory, every)()  # what happened while it was decided
             self._refuse_broken(difference.config, inventory)
             for discoverer in fresh.values():
                 discoverer.watches()
 
-            self.inventory.become(inventory, fresh.keys())
+            self.node.inventory.become(inventory, fresh.keys())
             self.discovery.exchange(every)
             self.config = difference.config
             await self._tell(difference, fresh, found)
@@ -99,11 +98,11 @@ class ConfigurationSwap(Struct):
             Exception: it cannot be made; a TimeoutError where a backend hangs that is asked for IDs.
         """
         backends = {kind: it.backend for kind, it in every.items()}
-        inventory = Inventory(config.resources, backends, self.inventory.selection)
+        inventory = Inventory(config.resources, backends, self.node.inventory.selection)
         workers = Workers("reload", 1)
         try:
             with anyio.fail_after(DECISION_DEADLINE):
-                await workers.start(partial(inventory.learn, *self._known(every)))
+                await workers.start(self._known(inventory, every))
         finally:
             workers.close()
         return inventory
@@ -114,16 +113,15 @@ class ConfigurationSwap(Struct):
         Raises:
             ConfigError: there are such.
         """
-        broken, before = inventory.selection.broken, self.inventory.selection.broken
+        broken, before = inventory.selection.broken, self.node.inventory.selection.broken
         if fresh := [f"{name}: {why}" for name, why in broken.items() if name not in before]:
             raise ConfigError(tuple(ConfigProblem(config.source or DEFAULT_PATH, None, "", why) for why in fresh))
 
-    def _known(
-        self, every: Mapping[str, Discoverer]
-    ) -> tuple[Mapping[str, Mapping[str, tuple[Device, ...]]], Mapping[str, Mapping[str, tuple[Link, ...]]], Any, Any]:
-        """All there is to know now, seen by these, as `Inventory.learn` takes it."""
+    def _known(self, inventory: Inventory, every: Mapping[str, Discoverer]) -> Callable[[], None]:
+        """Has an inventory learn all there is to know now, seen by these."""
         units = {kind: dict(it.known.items()) for kind, it in every.items()}
-        return units, {kind: it.links() for kind, it in every.items()}, *self.inventory.told()
+        links = {kind: it.links() for kind, it in every.items()}
+        return partial(inventory.learn, units, links, *self.node.inventory.told())
 
     async def _tell(self, difference: Difference, fresh: Mapping[str, Discoverer], found: Iterable[Changes]) -> None:
         """Tell all parts of the new configuration; no list is sent before its health is known."""
@@ -137,7 +135,7 @@ class ConfigurationSwap(Struct):
                 self.discovery.sight_soon(changes)
         finally:
             self.node.ready(fresh)
-        resources = self.inventory.selection.in_force()
+        resources = self.node.inventory.selection.in_force()
         self.serving.configure(it.name for it in resources if it.configured in difference.new)
         self.jobs.close()  # threads that only backends of before needed
         self.list_warnings.tell_of_selectors(it for it in difference.config.resources if it.name in difference.new)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -25,16 +24,16 @@ from agent.daemon.reporting.event_log import Events
 from agent.daemon.serving import Serving
 from agent.daemon.shutdown import Shutdown
 from agent.daemon.state_keeper import NotYetError
-from agent.discovery.discoverer import Discoverer
 from agent.hardware.adoption import Adopter
 from agent.health import Statement
 from agent.inventory.device_names import model_of, name_of
-from agent.inventory.shortfall import WENT, Missing, NotOffered, Shortfall, candidates, each_once
+from agent.inventory.shortfall import WENT, Missing, NotOffered, candidates, each_once
 from agent.inventory.tombstones import GONE, NOT_SEEN, UNMAPPED
 from agent.inventory.unmatched import unmatched
 from agent.model import Slot, SlotKey
 from agent.runtime.chunked_work import in_batches, in_slices
 from agent.runtime.errors import FairleadError
+from agent.runtime.running_time import SYSTEM, Clock
 from agent.runtime.supervision.problems import Problems
 from backends.base import Backend, Clears, Device, Problem
 
@@ -46,12 +45,10 @@ class Parts(Struct, frozen=True):
 
     node: Node
     backends: Mapping[str, Backend[Any]]
-    discoverers: Mapping[str, Discoverer]
     adopter: Adopter
     serving: Serving
     events: Events
     problems: Problems
-    shortfall: Shortfall
     swap: ConfigurationSwap
     reloader: Reloader
     shutdown: Shutdown
@@ -64,14 +61,13 @@ class AgentControl:
         self,
         parts: Parts,
         *,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        clock: Clock = SYSTEM,
     ) -> None:
         """The daemon has started now."""
         self._parts = parts
-        self._clock, self._wall_clock = clock, wall
+        self._clock, self._wall_clock = clock.now, clock.wall
         self._node = node_name()
-        self._started = wall()
+        self._started = clock.wall()
         self._drawn: dict[str, Drawn] = {}
         self._unmatched: tuple[object, Mapping[str, str]] = (None, {})
 
@@ -149,7 +145,7 @@ class AgentControl:
     def _unmatched_selectors(self) -> Mapping[str, str]:
         """Resource → which of its selectors match nothing; looked for again when other devices are there."""
         parts = self._parts
-        scanned = {kind: it for kind, it in parts.discoverers.items() if it.first_scan.is_set()}
+        scanned = {kind: it for kind, it in parts.node.discoverers.items() if it.first_scan.is_set()}
         state = (parts.node.inventory.revision, frozenset(scanned))
         if self._unmatched[0] != state:
             resources = parts.node.inventory.selection.written.values()
@@ -164,8 +160,8 @@ class AgentControl:
         return await in_slices(self._views_of(told))
 
     def _views_of(self, told: Iterable[NotOffered]) -> Iterator[views.Unclaimed]:
-        missing = {(it.backend, it.device): it for it in self._parts.shortfall.missing}
-        ids = {name: it.ids for it in self._parts.shortfall.former for name in it.hardware}
+        missing = {(it.backend, it.device): it for it in self._parts.node.shortfall.missing}
+        ids = {name: it.ids for it in self._parts.node.shortfall.former for name in it.hardware}
         for it in told:
             device, kind = it.found.device, it.found.backend
             one = missing.get((kind, device.key)) if it.missing else None  # since when, once it has been looked for
@@ -183,7 +179,7 @@ class AgentControl:
         return views.Unclaimed(it.device, it.backend, why, it.resource, it.reason, self._wall(it.since), ids=had)
 
     def _problems(self) -> Iterator[views.Problem]:
-        for kind, discoverer in self._parts.discoverers.items():
+        for kind, discoverer in self._parts.node.discoverers.items():
             if not discoverer.first_scan.is_set():
                 yield views.Problem(kind, kind, f"the first look at the hardware of {kind} has not ended yet")
             for of_unit in discoverer.problems.values():
@@ -226,13 +222,13 @@ class AgentControl:
         if claim is None:
             return None
         there = self._parts.node.inventory.on(claim.hardware)
-        return self._as_known(there[0].device) if there else self._parts.shortfall.gone(claim.hardware)
+        return self._as_known(there[0].device) if there else self._parts.node.shortfall.gone(claim.hardware)
 
     def _as_known(self, device: Device) -> Device:
         """The device, with what it was called while it was offered, if it tells less now."""
         if name_of(device.attributes) and model_of(device.attributes):
             return device
-        former = (it.device for it in self._parts.shortfall.former if not device.hardware.isdisjoint(it.hardware))
+        former = (it.device for it in self._parts.node.shortfall.former if not device.hardware.isdisjoint(it.hardware))
         before = next(filter(None, former), device)
         return replace(device, attributes={**before.attributes, **device.attributes})
 
@@ -244,7 +240,7 @@ class AgentControl:
         return ((device_id, views.Held(told, self._holders(slot))) for device_id, told, slot in (*claims, *others))
 
     def _unseen(self, kind: str | None) -> str:
-        discoverer = self._parts.discoverers.get(kind or "")
+        discoverer = self._parts.node.discoverers.get(kind or "")
         return discoverer.unseen() if discoverer is not None else ""
 
     def _holders(self, slot: SlotKey) -> tuple[views.Holder, ...]:
@@ -267,14 +263,14 @@ class AgentControl:
         seen = _as_seen(explained, self._unseen(explained.backend))
         seen = replace(seen, notes=notes_of(self._parts.node.history, seen), node=self._node)
         seen = replace(seen, fault=last_fault(self._history_of(seen), seen.besides))
-        missing = self._parts.shortfall.of(seen.backend, seen.key) if not seen.resource else None
+        missing = self._parts.node.shortfall.of(seen.backend, seen.key) if not seen.resource else None
         if missing is None:
             return seen
         return replace(seen, reason=missing.reason, message=missing.message, since=self._wall(missing.since))
 
     def _gone(self, hardware: frozenset[str]) -> views.Explanation:
         """A device that had this hardware, is gone, and that no pod has."""
-        shortfall = self._parts.shortfall
+        shortfall = self._parts.node.shortfall
         went = (it for it in shortfall.missing if it.reason == WENT and not hardware.isdisjoint(it.hardware))
         if (it := next(went, None)) is None:  # an earlier run offered it, and nobody has looked yet
             place = next(it for it in shortfall.former if not hardware.isdisjoint(it.hardware))
@@ -299,11 +295,11 @@ class AgentControl:
             self._holders,
             parts.adopter.complaints(),
             parts.node.selectable,
-            parts.shortfall.former,
+            parts.node.shortfall.former,
         )
 
     def _problems_of(self, kind: str, unit: str) -> Sequence[Problem]:
-        return self._parts.discoverers[kind].problems.get(unit, ())
+        return self._parts.node.discoverers[kind].problems.get(unit, ())
 
     # --- what happened ---
 
@@ -317,7 +313,7 @@ class AgentControl:
             return gone
 
     def _history_of(self, it: views.Explanation) -> views.History:
-        former = (place for place in self._parts.shortfall.former if not place.hardware.isdisjoint(it.hardware))
+        former = (place for place in self._parts.node.shortfall.former if not place.hardware.isdisjoint(it.hardware))
         return history_of(self._parts.node.history, it, ((place.resource, place.key) for place in former))
 
     async def histories(self) -> views.Histories:
@@ -371,7 +367,7 @@ class AgentControl:
     def _name_of(self, hardware: frozenset[str]) -> str:
         """What the driver calls the one device of this hardware."""
         there = (it.device for it in self._parts.node.inventory.on(hardware))
-        former = (it.device for it in self._parts.shortfall.former if not it.hardware.isdisjoint(hardware))
+        former = (it.device for it in self._parts.node.shortfall.former if not it.hardware.isdisjoint(hardware))
         return next(filter(None, (name_of(it.attributes) for it in (*there, *former) if it is not None)), "")
 
     async def undrain(self, device: str) -> views.Undrained:

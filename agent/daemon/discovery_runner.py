@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial, reduce
 from operator import or_
@@ -18,16 +18,15 @@ from msgspec import Struct
 from agent.config import AgentConfig
 from agent.daemon.node import Node
 from agent.discovery.backend_factory import why_unmade
-from agent.discovery.changes import Changes
-from agent.discovery.discoverer import Discoverer
+from agent.discovery.discoverer import Discoverer, LookError
 from agent.discovery.records import EarlySignals, Faults, wants
-from agent.discovery.scan_waiters import LookError
 from agent.discovery.sources.base import Emitted, Resync, boot_id
 from agent.discovery.sources.kmsg import KmsgSource
 from agent.discovery.sources.links import LinkSource
 from agent.discovery.sources.listening import Listening
 from agent.discovery.sources.paths import PathSource
 from agent.discovery.sources.uevents import UeventSource
+from agent.discovery.unit_state import Changes
 from agent.kubelet.pods.pod_claims import PodClaims
 from agent.runtime import running_time
 from agent.runtime.counts import Counts
@@ -96,7 +95,7 @@ class DiscoveryRunner:
         if settings.uevents != "off":
             pulse = self._pulses[_UEVENTS] = watchdog.pulse(_UEVENTS)
             self._uevents = UeventSource(self.take, host, settings.uevents, beat=pulse.beat, counts=counts)
-        self.discoverers: dict[str, Discoverer] = {}
+        self.discoverers = node.discoverers
         self.discoverers.update({kind: self._discoverer(kind, it, settings) for kind, it in self.backends.items()})
 
     def _discoverer(self, kind: str, backend: Backend[Any], settings: AgentConfig) -> Discoverer:
@@ -140,7 +139,7 @@ class DiscoveryRunner:
         self._note_first_looks()
 
     def _note_first_looks(self) -> None:
-        self._node.looked(self.looking())
+        self._node.note_looks()
 
     def _start(self, discoverer: Discoverer) -> None:
         scope = self._scopes[discoverer] = anyio.CancelScope()
@@ -161,30 +160,10 @@ class DiscoveryRunner:
         """Wait, `SETTLE` at most, for what the kubelet remembers, the first scans, and what the kernel logged before."""
         with anyio.move_on_after(SETTLE):
             await pod_claims.ask()
-            await self.looked()
+            await self._node.looked()
             if any(discoverer.watched.kernel_lines for discoverer in self.discoverers.values()):
                 await self.kmsg.caught_up.wait()
         _tell_of_slow(self.discoverers)
-
-    def looking(self) -> set[str]:
-        """The backends whose first look has not ended."""
-        return {kind for kind, it in self.discoverers.items() if not it.first_scan.is_set()}
-
-    async def looked(self) -> None:
-        """Wait until every backend has had its first scan."""
-        while waiting := [it for it in self.discoverers.values() if not it.first_scan.is_set()]:
-            await waiting[0].first_scan.wait()
-
-    async def look_at(self, kind: str, units: Set[str]) -> None:
-        """Have these units of a backend looked at now; returns once what was found is published.
-
-        Raises:
-            LookError: one of them cannot be read, or hangs.
-        """
-        while (discoverer := self.discoverers.get(kind)) is not None:  # None: the backend is not configured
-            await discoverer.look_at(units)
-            if self.discoverers.get(kind) is discoverer:
-                return  # else a reload has put another into its place, which has to look
 
     async def until(self, due: float | None, event: asyncio.Event, clock: Callable[[], float]) -> None:
         """Wait until the time `due`, or for an event.

@@ -56,9 +56,6 @@ class _Record(Struct, frozen=True):
 class Dra:
     """The door to dynamic resource allocation for the rest of the daemon."""
 
-    follow: Callable[[], None]
-    """Has the resources followed that are to be served by device plugin; they may be others."""
-
     def __init__(
         self,
         config: Config,
@@ -281,7 +278,7 @@ class Dra:
         else:
             self._unkept.healed()
         if is_less:
-            self.follow()
+            self._house.publisher.follow()
 
 
 def _load() -> tuple[ModuleType, ModuleType]:

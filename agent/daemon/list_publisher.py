@@ -9,7 +9,6 @@ from typing import Final
 
 import structlog
 
-from agent.daemon.dra import Dra
 from agent.daemon.node import Node
 from agent.daemon.reporting.device_log import LOGGED_AT_MOST, of_id, tell
 from agent.daemon.reporting.list_warnings import ListWarnings
@@ -41,14 +40,11 @@ class Publisher:
         features: FeatureFile | None,
         counts: Counts,
         kubernetes: KubernetesParts,
-        dra: Dra,
     ) -> None:
         """Prepare; these are told of the node's changes, and `counts` counts them."""
-        self._node, self._inventory, self._serving = node, node.inventory, serving
+        self._node, self._inventory, self.serving = node, node.inventory, serving
         self._adopter, self._list_warnings = adopter, list_warnings
         self._features, self._counts, self._kubernetes = features, counts, kubernetes
-        self._dra = dra
-        dra.follow = self._follow
         self._untold: deque[tuple[Snapshot | None, Snapshot]] = deque()
         self._telling: asyncio.Task[None] | None = None
         self._in_force: Set[str] = frozenset()
@@ -57,8 +53,8 @@ class Publisher:
     def publish(self, now: float, since: float | None = None) -> None:
         """Publish what has changed, at this monotonic time; `since` is when the event came that was the cause, if one was."""
         for snapshot in self._inventory.take(now):
-            before = self._serving.publish(snapshot, since)
-            self._dra.changed([snapshot.resource])
+            before = self.serving.publish(snapshot, since)
+            self._node.dra.changed([snapshot.resource])
             # after the streams have sent it, which takes them two turns of the loop
             asyncio.get_running_loop().call_later(_TELL_AFTER, self._listed, before, snapshot)
         if self._inventory.revision != self._revision:
@@ -66,7 +62,7 @@ class Publisher:
             asyncio.get_running_loop().call_later(_TELL_AFTER, self._list_warnings.devices_changed)
         if self._inventory.names_revision != self._names_revision:
             self._names_revision = self._inventory.names_revision
-            self._follow()
+            self.follow()
             known, in_force = self._in_force, self._inventory.selection.in_force()
             self._in_force = {it.name for it in in_force}
             if given := [it for it in in_force if it.template and it.name not in known]:
@@ -74,10 +70,10 @@ class Publisher:
                     log.info("resource-named", resource=it.name, backend=it.spec.backend, template=it.template)
                 self._node.tasks.start_soon(self._adopter.adopt_what_is_new)
 
-    def _follow(self) -> None:
-        """Have those resources served by device plugin that are to be."""
+    def follow(self) -> None:
+        """Have those resources served by device plugin that are to be; they may be others than before."""
         names = self._inventory.names()
-        self._serving.follow(self._dra.by_plugin(names), names)
+        self.serving.follow(self._node.dra.by_plugin(names), names)
 
     def _listed(self, before: Snapshot | None, snapshot: Snapshot) -> None:
         """Tell everybody but the kubelet of a list that the kubelet has."""

@@ -7,22 +7,25 @@ written, where either is another. Changing an owner in any other way leaves one 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any, Final
 
 from anyio.abc import TaskGroup
 
 from agent.cdi.on_demand import Cdi
 from agent.claims.ledger import Ledger
+from agent.config import Config
 from agent.console.views import ENDED, ENDS
+from agent.daemon.state_file import StateFile
 from agent.daemon.state_keeper import StateKeeper
-from agent.discovery.changes import Changes
+from agent.discovery.discoverer import Discoverer
+from agent.discovery.sources.base import boot_id
+from agent.discovery.unit_state import Changes
 from agent.hardware.queue import HardwareQueue
+from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser
 from agent.hardware.resumption import Resumer
-from agent.health import HealthBook
-from agent.health.formatting import clock
+from agent.health import HealthBook, formatting
 from agent.health.latches import Latch
 from agent.history.recorder import Recorder
 from agent.history.timeline import Note
@@ -30,9 +33,11 @@ from agent.inventory.inventory import Inventory
 from agent.inventory.lookup import unselected
 from agent.inventory.shortfall import Shortfall
 from agent.kubelet.pods.pod_claims import PodClaims
-from agent.model import FORGOTTEN, Health, Held
+from agent.model import FORGOTTEN, Health, Held, Snapshot
 from agent.runtime.chunked_work import BATCH, in_batches
-from backends.base import Clears, Device, Record, Signal, Verdict
+from agent.runtime.running_time import SYSTEM, Clock
+from agent.runtime.supervision.problems import Problems
+from backends.base import Backend, Clears, Device, Record, Signal, Verdict
 
 if TYPE_CHECKING:
     from agent.daemon.dra import Dra
@@ -47,32 +52,45 @@ class Node:
     """What is there, how it is, who holds it."""
 
     publisher: Publisher
-    keeper: StateKeeper
-    releaser: Releaser
-    resumer: Resumer
-    pod_claims: PodClaims
-    history: Recorder
-    shortfall: Shortfall
-    cdi: Cdi
     dra: Dra
-    selectable: Callable[[], Iterable[tuple[str, Device]]]
-    """Every device that a selector can name, with its backend, also those that no resource selects."""
     tasks: TaskGroup
-    """Of the running agent; all these are there before anything changes."""
+    """Of the running agent. All three are told of changes, and are there before anything does change."""
 
     def __init__(
-        self,
-        inventory: Inventory,
-        health: HealthBook,
-        ledger: Ledger,
-        turns: HardwareQueue,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        self, config: Config, backends: Mapping[str, Backend[Any]], problems: Problems, clock: Clock = SYSTEM
     ) -> None:
-        self.inventory, self.health, self.ledger = inventory, health, ledger
-        self._turns = turns
-        self._clock, self._wall = clock, wall
+        """Prepare; `backends` are those in force at any time, by their kinds."""
+        host, settings = config.host, config.agent
+        self._clock, self._wall = clock.now, clock.wall
+
+        # what is there, how it is, who holds it
+        self.discoverers: dict[str, Discoverer] = {}
+        """Those in force, by their backends."""
+        self.inventory = inventory = Inventory(config.resources, backends)
+        self.health, self.ledger = HealthBook(boot_id(host)), Ledger()
+        self.shortfall = Shortfall(inventory, clock)
+        self.pod_claims = PodClaims(
+            self.ledger, inventory, self, settings.pod_resources, settings.plugin_dir,
+            sys=host.sys, clock=clock.now, problems=problems,
+        )  # fmt: skip
+        pods = self.pod_claims.pods
+
+        # what is done to it
+        self.turns = HardwareQueue(clock.now)
+        self.reconciler = Reconciler(self.turns, problems)
+        self.releaser = Releaser(host, backends, self.ledger, self.reconciler, self.keep_claims)
+        self.resumer = Resumer(backends, inventory, self.ledger, self.reconciler, self.look_at, pods)
+        self.cdi = Cdi(host, settings.state_dir, inventory, backends, problems)
+
+        # what outlives this process
+        self.history = Recorder(
+            inventory, self._list_of, pods, self.shortfall,
+            uids=self.pod_claims.uids_of, proc=host.proc, clock=clock,
+        )  # fmt: skip
+        self.keeper = StateKeeper(
+            StateFile(settings.state_dir), self.ledger, self.releaser, inventory, self.health, self.shortfall, self.history,
+            clock=clock,
+        )  # fmt: skip
         self._changed = asyncio.Event()
         self._judgements = -1  # of health, as many as `run` knows of
         self._moments: dict[str, float] = {}  # backend → the time of its scan whose parts are coming
@@ -89,8 +107,11 @@ class Node:
         """Note what ended a fault that a record told of: with it gone, nothing else tells of it."""
         said, wall = latch.signal, self._wall()
         if said.verdict not in _NOTED:
-            message = f"{ENDED} {ENDS[by.value]}; since {clock(wall - self._clock() + latch.since)}: {said.message}"
+            message = f"{ENDED} {ENDS[by.value]}; since {formatting.clock(wall - self._clock() + latch.since)}: {said.message}"
             self.history.notes.add(Note(said.hardware, said.reason, message, wall))
+
+    def _list_of(self, resource: str) -> Snapshot | None:
+        return self.publisher.serving.list_of(resource)
 
     def find(self, name: str) -> frozenset[str]:
         """The hardware of this name, which what is there has, or had while it was offered; every face resolves names here.
@@ -99,6 +120,30 @@ class Node:
             FairleadError: nothing is called that, or several devices are.
         """
         return self.inventory.find(name, unselected(self.selectable()), self.shortfall.former)
+
+    def selectable(self) -> Iterator[tuple[str, Device]]:
+        """Every device that a selector can name, with its backend, also those that no resource selects."""
+        return ((kind, device) for kind, it in self.discoverers.items() for device in it.selectable())
+
+    def looking(self) -> set[str]:
+        """The backends whose first look has not ended."""
+        return {kind for kind, it in self.discoverers.items() if not it.first_scan.is_set()}
+
+    async def looked(self) -> None:
+        """Wait until every backend has had its first scan."""
+        while waiting := [it for it in self.discoverers.values() if not it.first_scan.is_set()]:
+            await waiting[0].first_scan.wait()
+
+    async def look_at(self, kind: str, units: Set[str]) -> None:
+        """Have these units of a backend looked at now; returns once what was found is published.
+
+        Raises:
+            LookError: one of them cannot be read, or hangs.
+        """
+        while (discoverer := self.discoverers.get(kind)) is not None:  # None: the backend is not configured
+            await discoverer.look_at(units)
+            if self.discoverers.get(kind) is discoverer:
+                return  # else a reload has put another into its place, which has to look
 
     # --- the kernel and the backends ---
 
@@ -121,7 +166,7 @@ class Node:
             now,
             beside=changes.beside,
             anew=changes.by_reload,
-            ours=self._turns.have_effects,
+            ours=self.turns.have_effects,
         )
         if health := found | self.health.probed(changes.backend, changes.signals, now):
             self.inventory.set_health(health)
@@ -260,9 +305,9 @@ class Node:
             self.inventory.ready(kind)
         self._commit()
 
-    def looked(self, looking: Set[str]) -> None:
-        """Every backend but these has looked at all its units."""
-        self.inventory.set_health(self.health.looked(looking, self._clock()))
+    def note_looks(self) -> None:
+        """A backend has begun to look at all its units, or has looked at them."""
+        self.inventory.set_health(self.health.looked(self.looking(), self._clock()))
         self._commit()
 
     def resend(self, resource: str) -> None:

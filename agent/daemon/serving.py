@@ -60,6 +60,8 @@ class Serving:
         lost_resources: LostResources,
         beat: Beat,
         problems: Problems,
+        *,
+        shares_http: bool,
     ) -> None:
         """Prepare.
 
@@ -72,9 +74,10 @@ class Serving:
             lost_resources: looks after the resources that another plugin takes.
             beat: the sign of life of `watch`.
             problems: is told what fails and is started again, and what cannot be watched.
+            shares_http: is HTTP to be served at a port, which the agent before us may have?
         """
         self.kubelet = Kubelet(plugin_dir / "kubelet.sock")
-        self.registrars: dict[str, Registrar] = {}
+        self.registrars = lost_resources.registrars
         self.plugins: dict[str, Plugin] = {}
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._plugin_dir = plugin_dir
@@ -82,7 +85,6 @@ class Serving:
         self._factory, self._sole_agent = factory, sole_agent
         self._counts = counts
         self.lost_resources = lost_resources
-        lost_resources.registrars = self.registrars
         self._directory = DirectoryWatch(self._directory_changed, self.kubelet.look, beat, problems)
         self._ours = plugin_dir / limits.SOCKET_DIRECTORY
         self._directory.watch(frozenset({plugin_dir, self._ours}))
@@ -104,8 +106,7 @@ class Serving:
         self._owner = ""  # which agent served before us, until we know what it knew
         self.standbys = Standbys()
         self.predecessor = Predecessor(self._ours, lambda: f"{os.getpid()} {__version__}")
-        self.shares_http = False
-        """Is HTTP to be served at a port, which the agent before us may have?"""
+        self._shares_http = shares_http
         self._is_giving, self._giving = False, asyncio.Lock()
         self._lost: tuple[Giver, Standby] | None = None
         self._acting, self._acts, self._may_act = anyio.CancelScope(), asyncio.Lock(), asyncio.Event()
@@ -200,7 +201,7 @@ class Serving:
 
     async def _run(self) -> None:
         async with self._alone(self._ours / "lock") as lock:
-            await self.predecessor.decided(with_listeners=self.shares_http and not self.standbys.listeners)
+            await self.predecessor.decided(with_listeners=self._shares_http and not self.standbys.listeners)
             self._check(lock)
             is_given = self.predecessor.gives  # it may be killed from now on
             remove_leftovers(self._ours)

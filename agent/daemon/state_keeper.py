@@ -6,8 +6,7 @@ for a moment. Nothing is written while another agent may still be running: the f
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 import anyio
@@ -22,6 +21,7 @@ from agent.inventory.shortfall import Shortfall
 from agent.model import Health
 from agent.runtime.chunked_work import in_batches
 from agent.runtime.errors import FairleadError
+from agent.runtime.running_time import SYSTEM, Clock
 from backends.base import Clears
 
 _PATIENCE: Final = 3.0
@@ -49,14 +49,13 @@ class StateKeeper:
         shortfall: Shortfall,
         history: Recorder,
         *,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._state = state
         self._ledger, self._releaser = ledger, releaser
         self._inventory, self._health, self._shortfall = inventory, health, shortfall
         self._history = history
-        self._clock, self._wall = clock, wall
+        self._clock, self._wall = clock.now, clock.wall
         self._is_alone = False
         self._claims_changed = False
         self._written, self._written_offered = health.revision, shortfall.revision

@@ -1,4 +1,4 @@
-"""Wires the daemon's parts together, and is the only place that does: what starts after what, and who knows whom.
+"""Wires the daemon's parts together around the node (`node.py`): what starts after what, and who knows whom.
 
 Start: configuration → discovery and claims (`SETTLE` at most) → READY → directory, lock, sockets, registration.
 Stop: streams end normally, sockets go; threads that hang hold nothing up. One supervised task for each part.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import signal
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import ModuleType
@@ -19,8 +18,6 @@ import anyio
 import structlog
 from anyio import to_thread
 
-from agent.cdi.on_demand import Cdi
-from agent.claims.ledger import Ledger
 from agent.config import Config
 from agent.console.node_name import node_name
 from agent.console.probe_service import serve as answer_probes
@@ -39,31 +36,19 @@ from agent.daemon.reporting.nfd_file import FeatureFile
 from agent.daemon.serving import Serving
 from agent.daemon.shutdown import Shutdown
 from agent.daemon.sole_agent import SoleAgent
-from agent.daemon.state_file import StateFile
-from agent.daemon.state_keeper import StateKeeper
-from agent.discovery.sources.base import boot_id
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
-from agent.hardware.queue import HardwareQueue
-from agent.hardware.reconciler import Reconciler
-from agent.hardware.releases import Releaser
-from agent.hardware.resumption import Resumer
-from agent.health import HealthBook
-from agent.history.recorder import Recorder
-from agent.inventory.inventory import Inventory
-from agent.inventory.shortfall import Shortfall
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.lost_resources import LostResources
 from agent.kubelet.plugin_factory import PluginFactory
 from agent.kubelet.pods import checkpoint
-from agent.kubelet.pods.pod_claims import PodClaims
 from agent.kubelet.preference import Preferences
 from agent.kubelet.prestart import Starter
 from agent.kubernetes.runner import KubernetesParts
-from agent.model import Snapshot
 from agent.placement.admission import Admission
 from agent.runtime import garbage
 from agent.runtime.counts import Counts
+from agent.runtime.running_time import SYSTEM, Clock
 from agent.runtime.supervision.notify import Notifier
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
@@ -83,8 +68,7 @@ class Agent:
         notifier: Notifier,
         events: Events | None = None,
         *,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        clock: Clock = SYSTEM,
     ) -> None:
         """Prepare.
 
@@ -93,99 +77,71 @@ class Agent:
             backends: an instance for every kind that the config names.
             notifier: is told how the service is doing.
             events: what the log tells.
-            clock: monotonic seconds.
-            wall: seconds since the epoch.
+            clock: the time.
         """
         settings = config.agent
         backends = dict(backends)  # those in force, always: a reload exchanges them in place
         self._notifier = notifier
-        self.problems = problems = Problems(clock)
+        self.problems = problems = Problems(clock.now)
         """What the daemon's parts report."""
         self._keep = partial(supervise, problems=problems)
         self.counts = counts = Counts()
         self.watchdog = Watchdog(notifier, problems=problems, lateness=counts.lateness.observe)
         self._kubelet_watch = self.watchdog.pulse("kubelet's directory")
 
-        # what is there, how it is, who holds it
-        self.inventory = inventory = Inventory(config.resources, backends)
-        health, ledger, turns = HealthBook(boot_id(config.host)), Ledger(), HardwareQueue(clock)
-        self.node = node = Node(inventory, health, ledger, turns, clock=clock, wall=wall)
-        self._pod_claims = node.pod_claims = PodClaims(
-            ledger, inventory, node, settings.pod_resources, settings.plugin_dir,
-            sys=config.host.sys, clock=clock, problems=problems,
-        )  # fmt: skip
+        self.node = node = Node(config, backends, problems, clock)
+        self.inventory, self.discoverers, pod_claims = node.inventory, node.discoverers, node.pod_claims
         self._discovery = DiscoveryRunner(settings, config.host, backends, node, self.watchdog, counts, problems)
-        self.discoverers = self._discovery.discoverers
-
-        # what is done to it
-        look = self._discovery.look_at
-        self._jobs = Jobs(turns, look)
-        reconciler = Reconciler(turns, problems)
-        node.releaser = Releaser(config.host, backends, ledger, reconciler, node.keep_claims)
-        node.resumer = Resumer(backends, inventory, ledger, reconciler, look, self._pod_claims.pods)
-        adopter = Adopter(backends, inventory, reconciler, self._discovery)
-
-        # what outlives this process
-        self._shortfall = node.shortfall = Shortfall(inventory, clock, wall)
-        node.selectable = lambda: ((kind, it) for kind, of in self.discoverers.items() for it in of.selectable())
-        lists = inventory, self._list_of, self._pod_claims.pods, self._shortfall
-        node.history = Recorder(*lists, uids=self._pod_claims.uids_of, proc=config.host.proc, clock=clock, wall=wall)
-        kept = ledger, node.releaser, inventory, health, self._shortfall, node.history
-        node.keeper = StateKeeper(StateFile(settings.state_dir), *kept, clock=clock, wall=wall)
+        self._jobs = Jobs(node.turns, node.look_at)
+        adopter = Adopter(backends, node.inventory, node.reconciler, node)
 
         # what the kubelet is told
-        node.cdi = Cdi(config.host, settings.state_dir, inventory, backends, problems)
         record = partial(checkpoint.version, settings.plugin_dir)
-        admission = Admission(record, clock)
-        giving = inventory, backends, self._jobs, node.allocated
+        admission = Admission(record, clock.now)
         lost_resources = LostResources(settings.pod_resources, settings.plugin_dir)
-        allocator = Allocator(*giving, cdi=node.cdi, admission=admission, holder=self._pod_claims.holder)
-        self._pod_claims.is_giving = allocator.is_giving
-        starter = Starter(inventory, ledger, backends, self._jobs, node, self._pod_claims.two_pods)
-        parts = node, backends, allocator, starter, problems
-        node.dra = Dra(config, node_name(), *parts, counts, clock=clock, wall=wall)
-        factory = PluginFactory(
-            allocator,
-            Preferences(inventory, backends, admission),
-            starter,
-            self._pod_claims,
-            lost_resources,
-            counts,
-            record,
+        holder = pod_claims.holder
+        allocator = Allocator(
+            node.inventory, backends, self._jobs, node.allocated, cdi=node.cdi, admission=admission, holder=holder
         )
+        pod_claims.is_giving = allocator.is_giving
+        starter = Starter(node.inventory, node.ledger, backends, self._jobs, node, pod_claims.two_pods)
+        node.dra = Dra(
+            config, node_name(), node, backends, allocator, starter, problems, counts, clock=clock.now, wall=clock.wall
+        )
+        preferences = Preferences(node.inventory, backends, admission)
+        factory = PluginFactory(allocator, preferences, starter, pod_claims, lost_resources, counts, record)
         kubernetes = KubernetesParts(
-            config.kubernetes, node_name(), node, self._shortfall, problems, clock=clock, wall=wall
+            config.kubernetes, node_name(), node, node.shortfall, problems, clock=clock.now, wall=clock.wall
         )
         path = settings.nfd_features.path
-        features = None if path is None else FeatureFile(path, inventory.all_slots, problems=problems)
-        sole_agent = SoleAgent(node, lost_resources, reconciler, adopter, self._jobs, kubernetes, features, problems)
-        beat = self._kubelet_watch.beat
-        self._serving = Serving(
-            settings.plugin_dir, notifier, factory, sole_agent, counts, lost_resources, beat, problems
+        features = None if path is None else FeatureFile(path, node.inventory.all_slots, problems=problems)
+        sole_agent = SoleAgent(
+            node, lost_resources, node.reconciler, adopter, self._jobs, kubernetes, features, problems
         )
+        self._serving = Serving(
+            settings.plugin_dir, notifier, factory, sole_agent, counts, lost_resources, self._kubelet_watch.beat, problems,
+            shares_http=config.http.is_on and not config.http.listen.startswith("unix:"),
+        )  # fmt: skip
 
         # what everybody else is told, and asks for
-        told = self._shortfall, node.keeper, kubernetes
-        self._list_warnings = ListWarnings(inventory, self.discoverers, *told)
-        node.publisher = Publisher(
-            node, self._serving, adopter, self._list_warnings, features, counts, kubernetes, node.dra
+        self._list_warnings = ListWarnings(node, kubernetes)
+        node.publisher = Publisher(node, self._serving, adopter, self._list_warnings, features, counts, kubernetes)
+        self._swap = ConfigurationSwap(
+            config, self._discovery, self._serving, adopter, self._list_warnings, kubernetes, self._jobs, node
         )
-        following = self._serving, adopter, self._list_warnings, kubernetes, self._jobs, node
-        self._swap = ConfigurationSwap(config, self._discovery, inventory, *following)
         self._reloader = Reloader(self._swap, notifier, self._serving, problems)
         self._shutdown = Shutdown(node, self._serving, notifier)
-        known = node, backends, self.discoverers, adopter, self._serving, events or Events(), problems
-        asked = self._shortfall, self._swap, self._reloader, self._shutdown
-        self.control = AgentControl(Parts(*known, *asked), clock=clock, wall=wall)
+        known = events or Events()
+        parts = Parts(
+            node, backends, adopter, self._serving, known, problems, self._swap, self._reloader, self._shutdown
+        )
+        self.control = AgentControl(parts, clock=clock)
         """What the faces ask."""
 
     @property
     def config(self) -> Config:
         """What is in force."""
         return self._swap.config
-
-    def _list_of(self, name: str) -> Snapshot | None:
-        return self._serving.list_of(name)
 
     async def run_until_signal(self) -> None:
         """Run until SIGTERM or SIGINT."""
@@ -214,7 +170,6 @@ class Agent:
             probes = partial(answer_probes, self.control, self.watchdog, self.config.agent.admin_socket)
             tasks.start_soon(self._keep, "probes", probes)
             if self.config.http.is_on:
-                self._serving.shares_http = not self.config.http.listen.startswith("unix:")
                 tasks.start_soon(self._keep, "HTTP", self._serve_http)
             await self._settle()
             log.info("ready", resources=self.inventory.names())
@@ -239,21 +194,20 @@ class Agent:
 
     async def _settle(self) -> None:
         """Wait for what is to be known before the first list, as long as it is worth."""
-        await self._discovery.settle(self._pod_claims)
-        if self._discovery.looking() and await self._serving.predecessor.lasts():
+        await self._discovery.settle(self.node.pod_claims)
+        if self.node.looking() and await self._serving.predecessor.lasts():
             with anyio.move_on_after(HELD_BACK):  # the agent before us serves meanwhile
-                await self._discovery.looked()
-        slow = self._discovery.looking()
+                await self.node.looked()
+        slow = self.node.looking()
         self.node.ready(self.discoverers.keys() - slow)
         for kind in slow:
             told = self.problems.trouble(
                 "first look", f"the first look at the hardware of {kind} has not ended", "first-look-lasts",
                 "first-look-ended", backend=kind,
             )  # fmt: skip
-            known = self.node, self._shortfall.awaits, self._discovery.looking, self._serving.kubelet
-            self.node.tasks.start_soon(list_when_found, kind, *known, told)
-        at_most, awaits = self.config.agent.boot_wait, self._serving.wait_for
-        await wait_for_held(self.node.ledger, self.inventory, self._serving.kubelet.socket, at_most, awaits)
+            self.node.tasks.start_soon(list_when_found, kind, self.node, self._serving.kubelet, told)
+        at_most = self.config.agent.boot_wait
+        await wait_for_held(self.node, self._serving.kubelet.socket, at_most, self._serving.wait_for)
         self._list_warnings.tell_of_selectors(self.config.resources)
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from agent.discovery.changes import Changes
+from agent.discovery.unit_state import Changes
 from backends.base import ANY_SUBSYSTEM, Record, Signal, Verdict, Watches
 from backends.interface.known_devices import minded
 from backends.linux import kernel_log

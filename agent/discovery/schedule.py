@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Set
-from typing import Final
 
 from msgspec import Struct, field
 
+from agent.discovery.reading import EVERY_UNIT
 from backends.base import ALL, All
 
 _RETRY_FIRST, _RETRY_MOST = 1.0, 60.0  # seconds before a failed unit is tried again, doubling
-EVERY_UNIT: Final = ""
-"""In place of a unit's name: the backend as a whole."""
 
 
 class Todo(Struct):

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import structlog
 from msgspec import Struct
 
-from agent.discovery.scan_waiters import LookError
+from agent.discovery.discoverer import LookError
 from agent.hardware.queue import HardwareQueue, Turn
 from agent.runtime import running_time
 from agent.runtime.workers import LIMIT, NoWorkerError, Workers

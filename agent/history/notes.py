@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from datetime import UTC, datetime
@@ -25,6 +24,7 @@ from agent.history.book import Key
 from agent.history.timeline import SPAN, Note
 from agent.inventory.inventory import Inventory
 from agent.model import SlotKey
+from agent.runtime.running_time import SYSTEM, Clock
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import Signal
 from backends.linux import files
@@ -69,8 +69,7 @@ class Notes:
         held_at: Callable[[Key, float], Iterable[str]],
         proc: Path,
         *,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        clock: Clock = SYSTEM,
         on_note: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin with none.
@@ -81,12 +80,11 @@ class Notes:
             uids: tells the UIDs of these pods, as far as they are known.
             held_at: tells who had a device at a time of the wall clock, as far as was noted.
             proc: the host's /proc.
-            clock: monotonic seconds.
-            wall: seconds since the epoch.
+            clock: the time.
             on_note: is called when there is something new to keep.
         """
         self._inventory, self._pods, self._uids, self._held_at, self._proc = inventory, pods, uids, held_at, proc
-        self._clock, self._wall, self._on_note = clock, wall, on_note
+        self._clock, self._wall, self._on_note = clock.now, clock.wall, on_note
         self._notes: dict[str, deque[Note]] = {}
         self._last: dict[tuple[str, str], float] = {}  # hardware and reason → the last line, monotonic
         self._waiting: list[_Waiting] = []

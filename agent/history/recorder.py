@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Set
 from pathlib import Path
 from typing import Final
@@ -22,6 +21,7 @@ from agent.inventory.shortfall import Shortfall
 from agent.inventory.tombstones import GONE as HELD_AND_GONE
 from agent.model import Health, Slot, SlotKey, Snapshot
 from agent.runtime.chunked_work import in_batches
+from agent.runtime.running_time import SYSTEM, Clock
 from backends.base import Device
 
 BEAT: Final = 300.0
@@ -51,8 +51,7 @@ class Recorder:
         *,
         uids: Callable[[SlotKey], Mapping[str, str]] = lambda _slot: {},
         proc: Path = Path("/proc"),
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        clock: Clock = SYSTEM,
     ) -> None:
         """Begin with nothing.
 
@@ -63,22 +62,21 @@ class Recorder:
             shortfall: what was offered, and is gone.
             uids: tells the UIDs of these pods, as far as they are known.
             proc: the host's /proc.
-            clock: monotonic seconds.
-            wall: seconds since the epoch.
+            clock: the time.
         """
         self._inventory, self._list_of, self._pods, self._shortfall = inventory, list_of, pods, shortfall
-        self._clock, self._wall = clock, wall
+        self._clock, self._wall = clock.now, clock.wall
         self._book = Book()
         self._earlier: tuple[Run, ...] = ()
         self._began: float | None = None  # monotonic; None while another agent is the one to note
         self._compared: dict[str, int] = {}  # resource → the generation of the list that was looked at last
         self._held: Set[Key] = frozenset()  # devices that pods had at the last look
-        self._forgot = clock()
+        self._forgot = clock.now()
         self._tombs: dict[SlotKey, Key] = {}  # the device that was behind a tombstone
         self._noting = asyncio.Lock()
         self._changed = asyncio.Event()
         self._is_unsaved = False
-        self.notes = Notes(inventory, pods, uids, self._held_at, proc, clock=clock, wall=wall, on_note=self._noted)
+        self.notes = Notes(inventory, pods, uids, self._held_at, proc, clock=clock, on_note=self._noted)
         """What happened to hardware beside."""
 
     def restore(self, record: Record) -> None:

@@ -7,9 +7,8 @@ to have is missing; what no resource selects is only shown.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence, Set
 from functools import reduce
 from itertools import islice
 from typing import Any, Final
@@ -22,6 +21,7 @@ from agent.inventory.inventory import Inventory
 from agent.inventory.lookup import Place
 from agent.inventory.selection import Found
 from agent.runtime.chunked_work import in_batches
+from agent.runtime.running_time import SYSTEM, Clock
 from backends.base import Device, HostPath, Node, Resource
 
 UNUSABLE: Final = "unusable"
@@ -216,12 +216,11 @@ class Shortfall:
     def __init__(
         self,
         inventory: Inventory,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        clock: Clock = SYSTEM,
     ) -> None:
-        """Begin with nothing; `clock` tells monotonic seconds, `wall` those since the epoch."""
+        """Begin with nothing."""
         self._inventory = inventory
-        self._clock, self._wall = clock, wall
+        self._clock, self._wall = clock.now, clock.wall
         self._missing: dict[tuple[str, str], Missing] = {}  # by backend and key
         self._offered: dict[tuple[str, str], Offered] = {}  # by resource and key, as they were last
         self._seen: dict[tuple[str, str], Device] = {}  # the same

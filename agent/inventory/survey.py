@@ -10,8 +10,8 @@ import anyio
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
+from agent.discovery.unit_state import Changes
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
 from agent.inventory.unmatched import unmatched

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 import anyio
@@ -74,7 +73,7 @@ class LostResources:
         self,
         pod_resources: Path,
         plugin_dir: Path,
-        registrars: Mapping[str, Registrar] = MappingProxyType({}),
+        registrars: dict[str, Registrar] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare.
@@ -82,11 +81,11 @@ class LostResources:
         Args:
             pod_resources: the podresources socket.
             plugin_dir: where the kubelet's record and the sockets of others lie.
-            registrars: of the resources that are served, as they are at any time.
+            registrars: of the resources that are served, as they are at any time; none yet, if left out.
             clock: monotonic seconds.
         """
-        self._socket, self._plugin_dir, self.registrars = pod_resources, plugin_dir, registrars
-        self._clock = clock
+        self._socket, self._plugin_dir, self._clock = pod_resources, plugin_dir, clock
+        self.registrars = {} if registrars is None else registrars
         self._workers = Workers("other plugins", limit=2)
         self._tried: dict[str, _Tried] = {}
         self._overtaken: dict[str, int] = {}  # resource → how many Allocates had come when it was

@@ -13,12 +13,25 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import anyio
+from msgspec import Struct
 
 STEP: Final = 0.25
 """Seconds between two looks at the clock."""
 
 LATE: Final = 0.5
 """Seconds by which a look may be late on a busy machine."""
+
+
+class Clock(Struct, frozen=True):
+    """What time it is, by two clocks."""
+
+    now: Callable[[], float] = time.monotonic
+    """Monotonic seconds."""
+    wall: Callable[[], float] = time.time
+    """Seconds since the epoch."""
+
+
+SYSTEM: Final = Clock()
 
 
 class Running:

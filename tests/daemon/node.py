@@ -17,6 +17,7 @@ from agent.config import AgentConfig, Config
 from agent.daemon.supervisor import Agent
 from agent.discovery.backend_factory import make_backends
 from agent.kubelet.pods import pod_claims
+from agent.runtime.running_time import Clock
 from agent.runtime.supervision.notify import Notifier
 from agent.simulation.changes import Change, Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
@@ -81,7 +82,7 @@ class Node:
         known = [resource for resource in resources if resource.spec.backend not in (backends or {})]
         made = make_backends(self.host, known) | dict(backends or {})
         notifier = Notifier(str(self.root / "notify"))
-        return Agent(self.config(*resources), made, notifier, clock=self.clock, wall=self.wall)
+        return Agent(self.config(*resources), made, notifier, clock=Clock(self.clock, self.wall))
 
     def _later(self, clock: Callable[[], float]) -> Callable[[], float]:
         """A clock, with the time that `pass_time` lets pass."""

@@ -88,7 +88,7 @@ async def test_what_a_pod_holds_keeps_its_place_after_it_went(node: Node, monkey
         before = (await shown(agent)).devices[0]
         node.say("stub-0 gone")
         await node.has(TOY, healthy=0, unhealthy=1)
-        await until(lambda: agent._shortfall.gone(before.hardware))
+        await until(lambda: agent.node.shortfall.gone(before.hardware))
         after = (await shown(agent)).devices[0]
         assert (after.reason, after.numa_node, after.hardware) == ("gone", 0, before.hardware)
 
@@ -120,7 +120,7 @@ async def test_who_holds_what_is_told_once_the_kubelet_has_said_it(node: Node) -
         await node.has(TOY, healthy=1)
         await node.kubelet.admit(pod("p", 1, TOY))
         assert (await shown(agent)).devices[0].held == (Held("stub-0", ()),)
-        await agent._pod_claims.ask()
+        await agent.node.pod_claims.ask()
         assert (await shown(agent)).devices[0].held == (Held("stub-0", (Holder("default", "p", "app"),)),)
         assert agent.control.explain("stub-0").held == (await shown(agent)).devices[0].held
 
@@ -243,10 +243,10 @@ async def test_events_and_replies_name_a_device_as_a_person_does_also_once_it_ha
             {"event": "device-changed", "resource": CARDS, "device": "card 0", "called": "Toy toy0"},
         ):
             agent.control._parts.events.note(line)
-        await until(lambda: len([*agent._shortfall.offered]) == 2)
+        await until(lambda: len([*agent.node.shortfall.offered]) == 2)
         backend.there = ["card 1"]
         agent.discoverers["cards"].rescan()
-        await until(lambda: agent._shortfall.former)
+        await until(lambda: agent.node.shortfall.former)
         assert (await agent.control.drain("card 0", "", None)).name == "toy0"
         assert (await agent.control.undrain("card 0")).name == "toy0"
         names = {it.kind: it.name async for it in agent.control.watch(100, follow=False)}
@@ -327,7 +327,7 @@ async def test_how_a_device_was_is_told_by_any_of_its_names_also_once_it_is_gone
         node.say("stub-1 unhealthy its fan is stuck")
         await node.has(TOY, healthy=1, unhealthy=1)
         await node.kubelet.admit(pod("p", 1, TOY))
-        await agent._pod_claims.ask()
+        await agent.node.pod_claims.ask()
         await until(lambda: agent.control.history("stub-0").periods[-1].holders == ("default/p",))
         node.say("stub-1 gone")
         await node.has(TOY, healthy=1)

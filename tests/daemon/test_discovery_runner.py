@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
 from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskStatus
 
-from agent.config import AgentConfig
+from agent.config import AgentConfig, Config
 from agent.daemon.discovery_runner import DiscoveryRunner
-from agent.discovery.changes import Changes
+from agent.daemon.node import Node
 from agent.discovery.sources.uevents import UeventSource
 from agent.runtime.counts import Counts
 from agent.runtime.supervision.notify import Notifier
+from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.watchdog import Watchdog
 from backends.base import Backend, ContainerEdits, Discovery, Host
 from backends.stub import StubOptions
@@ -39,11 +40,10 @@ class Looks(Backend[Any]):
         raise AssertionError
 
 
-class Node:
-    def scanned(self, changes: Changes) -> None:
-        pass
+class Silent:
+    """Stands for the publisher."""
 
-    def looked(self, looking: set[str]) -> None:
+    def publish(self, now: float, since: float | None = None) -> None:
         pass
 
 
@@ -61,11 +61,16 @@ async def test_a_start_looks_again_only_if_an_event_may_have_been_missed(
     monkeypatch.setattr(UeventSource, "listen", lambda _: heard)
     monkeypatch.setattr(UeventSource, "run", run)
     host, backend = Host.below(tmp_path), Looks(Host.below(tmp_path), ())
-    node: Any = Node()
-    runner = DiscoveryRunner(AgentConfig(tmp_path), host, {"looks": backend}, node, Watchdog(Notifier(None)), Counts())
+    config, backends = (
+        Config(AgentConfig(tmp_path), host, resources=()),
+        cast(dict[str, Backend[Any]], {"looks": backend}),
+    )
+    node = Node(config, backends, Problems())
+    node.publisher = cast(Any, Silent())
+    runner = DiscoveryRunner(config.agent, host, backends, node, Watchdog(Notifier(None)), Counts())
     async with anyio.create_task_group() as tasks:
         runner.start(tasks)
-        await runner.looked()
+        await node.looked()
         assert backend.whole == 1
         opens.set()
         for _ in range(2):  # whatever is asked for when the socket is open is done by the end of the second

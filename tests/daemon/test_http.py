@@ -21,6 +21,7 @@ from agent.daemon.reporting.event_log import Events
 from agent.daemon.supervisor import Agent
 from agent.discovery.backend_factory import make_backends
 from agent.kubelet.pods import pod_claims
+from agent.runtime.running_time import Clock
 from agent.runtime.supervision.notify import Notifier
 from tests.console.fakes import FakeDaemon
 from tests.console.http.serving import Answer, Served
@@ -45,7 +46,7 @@ async def running(node: Node) -> AsyncIterator[Served]:
         return line
 
     structlog.configure(processors=[note, *structlog.get_config()["processors"]])
-    agent = Agent(config, backends, Notifier(None), events, clock=node.clock, wall=node.wall)
+    agent = Agent(config, backends, Notifier(None), events, clock=Clock(node.clock, node.wall))
     task = asyncio.ensure_future(agent.run())
     face = Served(path, FakeDaemon())
     try:

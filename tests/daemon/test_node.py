@@ -12,19 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.claims.ledger import Ledger
+from agent.config import AgentConfig, Config
 from agent.daemon.list_publisher import Publisher
 from agent.daemon.node import Node
 from agent.daemon.state_file import StateFile
 from agent.daemon.state_keeper import StateKeeper
-from agent.discovery.changes import Changes
-from agent.hardware.queue import HardwareQueue
-from agent.hardware.reconciler import Reconciler
-from agent.hardware.releases import Releaser
+from agent.discovery.unit_state import Changes
 from agent.health import HealthBook, KeptHealth
-from agent.history.recorder import Recorder
-from agent.inventory.shortfall import Shortfall
 from agent.model import Held, Snapshot
+from agent.runtime.running_time import Clock
+from agent.runtime.supervision.problems import Problems
 from backends.base import Clears, Host
 from tests.fakes import KIND, Fake, device, held, inventory, resource
 from tests.health.said import BOOT, DELAYED, NOW, record, signal
@@ -100,22 +97,20 @@ class House:
 
     def __init__(self, tasks: TaskGroup) -> None:
         self.now, self.deadline, self._sequence = 1000.0, cast(float | None, -1.0), 0
-        lists, health, ledger, turns = inventory(resource(CARDS)), HealthBook(BOOT), Ledger(), HardwareQueue()
-        clock, wall = lambda: self.now, lambda: 1e9 + self.now
-        self.node = Node(lists, health, ledger, turns, clock=clock, wall=wall)
-        self.file = Written()
-        self.node.releaser = Releaser(Host(), {KIND: Fake()}, ledger, Reconciler(turns), self.node.keep_claims)
-        state = cast(StateFile, self.file)
-        shortfall = Shortfall(lists)
-        history = Recorder(lists, lambda _name: None, lambda _slot: (), shortfall)
-        owners = ledger, self.node.releaser, lists, health, shortfall, history
-        self.node.keeper = StateKeeper(state, *owners, clock=clock, wall=wall)
-        self.published = Published(lists.take)
-        self.node.publisher = cast(Publisher, self.published)
-        self.node.tasks = tasks
-        self.told = Told()
+        config = Config(AgentConfig(), Host(), resources=(resource(CARDS),))
+        clock = Clock(lambda: self.now, lambda: 1e9 + self.now)
+        self.node = node = Node(config, {KIND: Fake()}, Problems(), clock)
+        node.inventory.ready(KIND)
+        node.health, self.file, self.told = HealthBook(BOOT), Written(), Told()
+        node.keeper = StateKeeper(
+            cast(StateFile, self.file), node.ledger, node.releaser, node.inventory, node.health, node.shortfall,
+            node.history, clock=clock,
+        )  # fmt: skip
+        self.published = Published(node.inventory.take)
+        node.publisher = cast(Publisher, self.published)
+        node.tasks = tasks
         others: Any = self.told
-        self.node.pod_claims = self.node.resumer = self.node.cdi = self.node.dra = self.node.history = others
+        node.pod_claims = node.resumer = node.cdi = node.dra = node.history = others
 
     async def sleep(self, due: float | None, woken: asyncio.Event, _clock: Callable[[], float]) -> None:
         self.deadline = due

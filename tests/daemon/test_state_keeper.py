@@ -21,12 +21,14 @@ from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall
 from agent.model import Health, Slot, Snapshot, State
 from agent.runtime.errors import FairleadError
+from agent.runtime.running_time import Clock
 from backends.base import Clears, Host
 from tests.fakes import KIND, Fake, by_unit, device, held, resource
 from tests.health.said import BOOT, INFO, NOW, latch, probe, signal
 from tests.wait import PATIENCE, until
 
 WALL = 1_800_000_000.0
+CLOCK = Clock(lambda: 100.0, lambda: WALL + 100.0)
 CARD = device("card", "a.example/one", hardware=["pci:1"])
 XID = signal(NOW, "xid-79", "pci:1", clears_on=[Clears.OPERATOR, Clears.BOOT])
 
@@ -49,7 +51,7 @@ class Run:
         self.releaser = Releaser(Host(), {KIND: Fake(*resources)}, self.ledger, Reconciler(HardwareQueue()))
         self.shortfall = Shortfall(self.inventory)
         lists = self.inventory, lambda _name: None, lambda _slot: (), self.shortfall
-        self.history = Recorder(*lists, clock=lambda: 100.0, wall=lambda: WALL + 100.0)
+        self.history = Recorder(*lists, clock=CLOCK)
         self.keeper = StateKeeper(
             self.file,
             self.ledger,
@@ -58,8 +60,7 @@ class Run:
             self.health,
             self.shortfall,
             self.history,
-            clock=lambda: 100.0,
-            wall=lambda: WALL + 100.0,
+            clock=CLOCK,
         )
 
     async def begin(self) -> Run:

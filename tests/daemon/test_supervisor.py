@@ -286,7 +286,7 @@ async def both_witnesses_speak(node: Node, agent: Agent, resource: str) -> None:
         return found.st_ino, found.st_mtime_ns
 
     for _ in range(2):
-        await agent._pod_claims.ask()
+        await agent.node.pod_claims.ask()
         before = written()
         agent.node.resend(resource)
         await until(lambda: written() != before, "the kubelet writes its checkpoint")  # noqa: B023  # awaited here

@@ -17,7 +17,7 @@ from agent.config import Difference
 from agent.daemon.configuration_swap import Change
 from agent.daemon.state_file import StateFile
 from agent.daemon.supervisor import Agent
-from agent.discovery.changes import Changes
+from agent.discovery.unit_state import Changes
 from agent.health.flapping import FAILURES
 from agent.kubelet import plugin
 from agent.model import HEALTHY

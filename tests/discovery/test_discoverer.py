@@ -12,11 +12,9 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from agent.discovery import discoverer, schedule, unit_walk
-from agent.discovery.changes import Changes
-from agent.discovery.discoverer import Discoverer
-from agent.discovery.reports import CALL_WELL
-from agent.discovery.scan_waiters import LookError
+from agent.discovery import schedule
+from agent.discovery.discoverer import CALL_WELL, Discoverer, LookError
+from agent.discovery.unit_state import Changes
 from agent.runtime.workers import Workers
 from backends.base import (
     ANY_SUBSYSTEM,
@@ -50,12 +48,16 @@ class Eyes:
     news: list[Changes] = field(default_factory=list)
     kind: str = KIND
     options: dict[str, Any] = field(default_factory=dict)
+    fails: bool = False
+    """Can nothing be published?"""
 
     def __post_init__(self) -> None:
         patient = {"resync": NEVER, "probe": NEVER, "unit_deadline": NEVER}
         self.it = Discoverer(self.kind, self.backend, self.publish, **patient | self.options)
 
     def publish(self, news: Changes) -> None:
+        if self.fails:
+            raise LookupError
         self.news.append(news)
 
     async def until(self, reached: Callable[[], object]) -> None:
@@ -135,7 +137,7 @@ def hanging() -> Iterator[Hanging]:
 
 def seeing(hanging: Hanging, eyes: Eyes) -> Eyes:
     """Have what hangs be given up, and nothing else; timers go by the real clock."""
-    eyes.it._unit_deadline, eyes.it._clock = DEADLINE, hanging.clock
+    eyes.it.reads.deadline, eyes.it.reads.clock = DEADLINE, hanging.clock
     return eyes
 
 
@@ -587,7 +589,7 @@ async def test_who_waits_may_stop_waiting(hanging: Hanging) -> None:
             await waiting
         hanging.let_go()
         await eyes.until(lambda: eyes.known() == {"u": ["u"]})
-        assert eyes.it._waiting.waiting == []
+        assert eyes.it._waiters == []
         await eyes.look_at("u")
 
 
@@ -595,17 +597,13 @@ async def test_who_waits_goes_on_waiting_over_a_failure_of_ours() -> None:
     eyes = Eyes()
     eyes.backend.hardware = {"u": ()}
     async with anyio.create_task_group() as tasks:
-
-        def fail(news: Changes) -> None:
-            raise LookupError
-
         asked = asyncio.ensure_future(eyes.look_at("u"))
         await asyncio.sleep(0)
-        eyes.it._publish = fail
+        eyes.fails = True
         with pytest.raises(LookupError):
             await eyes.it.run()
         assert not asked.done()
-        eyes.it._publish = eyes.publish
+        eyes.fails = False
         tasks.start_soon(eyes.it.run)
         await asked
         tasks.cancel_scope.cancel()
@@ -660,14 +658,10 @@ async def test_calls_that_fail_now_and_then_are_one_problem_until_none_has_faile
 async def test_what_could_not_be_published_is_found_again_when_it_is_started_again() -> None:
     eyes = Eyes()
     eyes.backend.hardware = {"u": (device("u"),)}
-
-    def fail(news: Changes) -> None:
-        raise LookupError
-
-    eyes.it._publish = fail
+    eyes.fails = True
     with pytest.raises(LookupError):
         await eyes.it.run()
-    eyes.it._publish = eyes.publish
+    eyes.fails = False
     async with looking(eyes):
         assert eyes.news[0].units.keys() == {"u"}
 
@@ -690,11 +684,12 @@ async def test_a_read_that_hangs_before_the_loop_goes_on_is_given_up(
     hanging: Hanging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that reads may be far ahead of who started it."""
-    start = Workers.start
+    start, started = Workers.start, [0]
 
     def slowly(workers: Workers, call: Callable[[], None]) -> asyncio.Future[None]:
         future = start(workers, call)
-        block_until(lambda: hanging.entered)
+        started[0] += 1
+        block_until(lambda: hanging.entered or started == [1])  # the first lists the units
         return future
 
     monkeypatch.setattr(Workers, "start", slowly)
@@ -732,24 +727,16 @@ async def test_what_was_known_of_a_unit_that_hangs_stays_known(hanging: Hanging)
         await eyes.until(lambda: eyes.known() == {"u": []})
 
 
-async def test_a_read_that_returns_while_it_is_being_given_up_is_told(
-    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_read_that_returns_while_it_is_being_given_up_is_told(hanging: Hanging) -> None:
     """Its thread writes down what it found in the moment in which we make known what there is without it."""
-    returned, walk = threading.Event(), unit_walk.walk
-
-    def walked(*of: Any) -> None:
-        walk(*of)
-        returned.set()
 
     class Late(Eyes):
         def publish(self, news: Changes) -> None:
-            if eyes.it._hung:
+            if job := eyes.it.reads.left.get("hung"):
                 hanging.let_go()
-                assert returned.wait(PATIENCE)
+                block_until(lambda: job.done)
             super().publish(news)
 
-    monkeypatch.setattr(discoverer, "walk", walked)
     backend = Fake()
     backend.hardware = {"hung": hanging.unit(device("hung", unit="hung"))}
     eyes = seeing(hanging, Late(backend))
@@ -772,7 +759,7 @@ async def test_what_is_given_up_is_what_hung_although_the_next_read_begins_in_th
             hanging.clock()  # the next walk begins after that
         return now
 
-    eyes.it._clock = clock
+    eyes.it.reads.clock = clock
     with capture_logs() as logs:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(eyes.it.run)
@@ -782,6 +769,41 @@ async def test_what_is_given_up_is_what_hung_although_the_next_read_begins_in_th
                 await eyes.it.first_scan.wait()
             tasks.cancel_scope.cancel()
     assert logs[0]["subject"] == "hung"
+
+
+@pytest.mark.parametrize("returns", [False, True])
+async def test_a_slow_read_ends_or_is_given_up_although_hints_never_end(returns: bool, hanging: Hanging) -> None:
+    backend, now = Fake(), [0.0]
+    eyes = Eyes(backend)
+    loop = asyncio.get_running_loop()
+
+    def busy() -> Discovery:
+        if hanging.entered:
+            hinted = threading.Event()
+            loop.call_soon_threadsafe(eyes.it.hint, HINT)
+            loop.call_soon_threadsafe(hinted.set)
+            hinted.wait(PATIENCE)  # it is there before the scan is over
+            now[0] += 0.2
+        return Discovery()
+
+    def slow() -> Discovery:
+        now[0] += 0.2  # longer than another unit waits for it
+        hanging.here()
+        return Discovery((device("slow"),))
+
+    backend.affected = lambda _: ["busy"]
+    backend.hardware = {"busy": busy, "slow": slow}
+    eyes.it.reads.deadline, eyes.it.reads.clock = (NEVER if returns else 5.0), lambda: now[0]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(eyes.it.run)
+        await eyes.until(lambda: bool(hanging.entered))
+        eyes.it.hint(HINT)
+        if returns:
+            hanging.let_go()
+            await eyes.until(lambda: eyes.known().get("slow") == ["slow"])
+        else:
+            await eyes.until(lambda: any("reading slow has hung" in sentence for sentence in eyes.sentences()))
+        tasks.cancel_scope.cancel()
 
 
 async def test_while_the_listing_hangs_what_is_known_is_still_looked_at(hanging: Hanging) -> None:
@@ -1029,3 +1051,15 @@ async def test_every_event_is_refused_to_a_backend_that_does_not_say_what_each_i
     eyes.it.backend.watched = watched
     assert eyes.it.watches() == Watches()
     assert "affects() does not say what each is about" in eyes.sentences()[0]
+
+
+async def test_what_to_listen_to_is_asked_again_when_a_unit_without_devices_is_gone() -> None:
+    """A backend may watch the directory of each unit."""
+    eyes = Eyes()
+    eyes.backend.hardware = {"u": ()}
+    eyes.backend.watched = lambda: Watches(directories=frozenset({HostPath(f"/dev/{unit}") for unit in eyes.known()}))
+    async with looking(eyes):
+        await eyes.until(lambda: eyes.it.watched.directories == {HostPath("/dev/u")})
+        eyes.backend.hardware = {}
+        eyes.it.rescan()
+        await eyes.until(lambda: eyes.it.watched == Watches())

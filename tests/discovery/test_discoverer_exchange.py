@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from agent.discovery.changes import Changes
 from agent.discovery.discoverer import Discoverer
+from agent.discovery.unit_state import Changes
 from backends.base import HostPath, Signal, Verdict, Watches
-from tests.discovery.test_discoverer import HINT, NEVER, Eyes, Hanging, failing, hanging, looking
+from tests.discovery.test_discoverer import HINT, NEVER, Eyes, Hanging, failing, hanging, looking, seeing
 from tests.fakes import KIND, Fake, device
 from tests.wait import limit, until
 
@@ -147,11 +147,11 @@ async def test_one_that_has_not_finished_in_time_keeps_what_was_known_until_it_h
 async def test_a_unit_that_hangs_keeps_what_was_known_of_it(eyes: Eyes, hanging: Hanging) -> None:
     backend = other("kept", "changed", "gone")
     backend.hardware["changed"] = hanging.unit(device("changed", "other"), name="changed")
-    async with looking(eyes), beside(eyes, backend, waits=False) as (fresh, _):
-        await until(lambda: {"gone", "kept"} <= fresh._seen.signals.keys())
-        news = fresh.take_over(eyes.it)
-        assert set(news.units) == {"gone"}
-        assert set(news.signals) == {"kept", "gone"}
+    async with looking(eyes), beside(eyes, backend, waits=False) as (fresh, news):
+        await until(lambda: {"gone", "kept"} <= {unit for it in news for unit in it.signals})
+        told = fresh.take_over(eyes.it)
+        assert set(told.units) == {"gone"}
+        assert set(told.signals) == {"kept", "gone"}
         hanging.let_go()
         await until(lambda: fresh.known["changed"] == (device("changed", "other"),))
 
@@ -191,15 +191,15 @@ async def test_what_is_wrong_is_so_until_the_other_has_seen_that_it_is_not(eyes:
 
 
 async def test_reads_that_hang_count_for_the_other_too_and_half_of_the_threads_are_for_what_does_not(
-    eyes: Eyes, hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+    eyes: Eyes, hanging: Hanging
 ) -> None:
     eyes.it.workers._limit = 4
-    async with looking(eyes):
+    async with looking(seeing(hanging, eyes)):
         for number in (1, 2):
-            eyes.it._hung["changed"] = asyncio.get_running_loop().create_future()
-            assert eyes.it.is_stuck
-            eyes.it.workers.start(lambda number=number: hanging.here(f"{number}"))  # type: ignore[misc]
-        await eyes.until(lambda: len(hanging.entered) == 2)
+            eyes.backend.hardware[f"{number}"] = hanging.unit(name=f"{number}")
+            eyes.it.rescan()
+            await eyes.until(lambda number=number: len(eyes.sentences()) == number)  # type: ignore[misc]
+            assert eyes.it.is_stuck is (number == 1)
         async with beside(eyes, other("kept")) as (fresh, _):
             assert fresh.workers is eyes.it.workers
             assert not eyes.it.is_stuck

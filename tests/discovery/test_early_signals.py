@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agent.discovery.changes import Changes
 from agent.discovery.records import EarlySignals
+from agent.discovery.unit_state import Changes
 from agent.health import latches
 from agent.health.latches import Latches
 from backends.base import Clears, Device, Record, Signal, Verdict

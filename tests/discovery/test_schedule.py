@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from agent.discovery import schedule
-from agent.discovery.schedule import EVERY_UNIT, Schedule, Todo
+from agent.discovery.reading import EVERY_UNIT
+from agent.discovery.schedule import Schedule, Todo
 from backends.base import ALL
 from tests.wait import limit, pass_time, settled
 

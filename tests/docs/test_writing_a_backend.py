@@ -9,7 +9,7 @@ import pytest
 
 from agent.config.model import AgentConfig
 from agent.daemon.discovery_runner import SETTLE
-from agent.discovery.discoverer import UNIT_DEADLINE
+from agent.discovery.reading import UNIT_DEADLINE
 from agent.discovery.schedule import _RETRY_FIRST, _RETRY_MOST
 from agent.hardware import reconciler
 from agent.hardware.adoption import ADOPT_DEADLINE

@@ -15,6 +15,7 @@ from agent.discovery.sources import kmsg
 from agent.history.notes import Notes, pod_of
 from agent.history.timeline import Note
 from agent.model import SlotKey
+from agent.runtime.running_time import Clock
 from backends.base import Host, Record
 from backends.gpu import Gpu
 from tests.backends.gpu.gpus import resource as gpus
@@ -46,8 +47,7 @@ class Desk:
             lambda _slot: self.pods,
             lambda _key, then: ["night/owl"] if then < START + 76 else [],
             proc,
-            clock=lambda: self.now,
-            wall=lambda: START + self.now,
+            clock=Clock(lambda: self.now, lambda: START + self.now),
         )
         self.gpu = Gpu(Host(Path("/nowhere")), (gpus(),))
 

@@ -13,6 +13,7 @@ from agent.history.recorder import Recorder
 from agent.history.timeline import Period
 from agent.inventory.shortfall import Shortfall
 from agent.model import Health, SlotKey, Snapshot, State
+from agent.runtime.running_time import Clock
 from backends.base import Device
 from tests.fakes import KIND, by_unit, device, held, inventory, resource
 from tests.wait import settled, until
@@ -32,14 +33,14 @@ class Run:
         self.now: float = before.now if before else 0.0
         self.lists: dict[str, Snapshot] = {}
         self.pods: Mapping[SlotKey, tuple[str, ...]] = {}
-        self.shortfall = Shortfall(self.inventory, lambda: self.now, lambda: START + self.now)
+        clock = Clock(lambda: self.now, lambda: START + self.now)
+        self.shortfall = Shortfall(self.inventory, clock)
         self.it = Recorder(
             self.inventory,
             self.lists.get,
             lambda slot: self.pods.get(slot, ()),
             self.shortfall,
-            clock=lambda: self.now,
-            wall=lambda: START + self.now,
+            clock=clock,
         )
         if before:
             self.shortfall.restore(before.shortfall.offered, another_boot=False)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from agent.inventory import shortfall
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall, departure, found_missing, not_offered
+from agent.runtime.running_time import Clock
 from backends.base import Device, Resource
 from tests.fakes import KIND, Fake, by_unit, device, held, inventory, reconfigure, resource
 
@@ -21,7 +22,7 @@ class Node:
     def __init__(self, *devices: Device) -> None:
         self.inventory = inventory(resource(A), resource(B), devices=devices)
         self.now = 0.0
-        self.it = Shortfall(self.inventory, lambda: self.now, lambda: WALL + self.now)
+        self.it = Shortfall(self.inventory, Clock(lambda: self.now, lambda: WALL + self.now))
 
     def show(self, *devices: Device, gone: tuple[str, ...] = ()) -> None:
         self.inventory.update(KIND, {**dict.fromkeys(gone, ()), **by_unit(devices)})

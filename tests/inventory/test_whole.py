@@ -22,8 +22,8 @@ from msgspec.structs import replace
 from agent.claims.ledger import Ledger
 from agent.daemon.state_file import StateFile
 from agent.daemon.state_keeper import StateKeeper
-from agent.discovery.changes import changes_of
-from agent.discovery.unit_walk import Seen, Walk, probe, walk
+from agent.discovery.reading import probe, read
+from agent.discovery.unit_state import NOTHING, UnitState, changes_of
 from agent.hardware.queue import HardwareQueue
 from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser
@@ -34,6 +34,7 @@ from agent.inventory.shortfall import Shortfall
 from agent.kubelet.api.v1beta1 import ListAndWatchResponse
 from agent.kubelet.plugin import EncodedList
 from agent.model import Held, Slot
+from agent.runtime.running_time import Clock
 from backends.base import (
     Backend,
     Clears,
@@ -164,7 +165,8 @@ class Run:
         self.backend = Cards(configuration, places)
         backends = {KIND: self.backend}
         self.inventory = Inventory(configuration, backends)
-        self.health, self.ledger, self.seen, self.clock = HealthBook("boot"), Ledger(), Seen(), clock
+        self.health, self.ledger, self.clock = HealthBook("boot"), Ledger(), clock
+        self.units: dict[str, UnitState] = {}
         releaser = Releaser(Host(), backends, self.ledger, Reconciler(HardwareQueue()))
         shortfall = Shortfall(self.inventory)
         self.keeper = StateKeeper(
@@ -175,8 +177,7 @@ class Run:
             self.health,
             shortfall,
             Recorder(self.inventory, lambda _name: None, lambda _slot: (), shortfall),
-            clock=clock,
-            wall=lambda: clock() + WALL,
+            clock=Clock(clock, lambda: clock() + WALL),
         )
         self.lists: dict[str, EncodedList] = {}
         self.streams: dict[str, dict[str, str]] = {}
@@ -188,24 +189,20 @@ class Run:
 
     def look(self, units: set[str] | None) -> None:
         """As a discoverer does."""
-        progress = Walk()
-        walk(self.backend, units, frozenset(), self.seen, progress, self.clock)
-        assert not progress.failures
-        gone = self.seen.devices.keys() - progress.listed if progress.listed is not None else frozenset[str]()
-        news = changes_of(KIND, progress.looks, gone, self.seen)
+        listed = set(self.backend.units())
+        after = {it: read(self.backend, it, self.units.get(it, NOTHING)) for it in units or listed}
+        after |= dict.fromkeys(self.units.keys() - listed if units is None else (), NOTHING)
+        news = changes_of(KIND, self.units, after)
+        self.units = {unit: now for unit, now in (self.units | after).items() if now is not NOTHING}
         self.inventory.update(news.backend, news.units, news.links)
         self.inventory.set_health(self.health.found(news.backend, news.units, self.clock()))
         self.inventory.set_health(self.health.probed(news.backend, news.signals, self.clock()))
-        self.seen.replace(progress.looks, gone)
 
     def probe(self) -> None:
-        progress = Walk()
-        probe(
-            self.backend, set(self.seen.devices), self.seen, progress, self.clock, lambda: False, at_a_glance=False
-        )  # fmt: skip
-        signals = {unit: said for unit, said in progress.probes.items() if said is not None}
+        after = {unit: probe(self.backend, it, at_a_glance=False) for unit, it in self.units.items()}
+        signals = {unit: it.signals for unit, it in after.items() if it.signals is not self.units[unit].signals}
         self.inventory.set_health(self.health.probed(KIND, signals, self.clock()))
-        self.seen.signals.update(signals)
+        self.units = after
 
     def flush(self) -> None:
         """Send the lists that changed, and keep what must be kept."""
@@ -257,7 +254,7 @@ class Whole(RuleBasedStateMachine):
 
     def told(self, place: str) -> None:
         """The kernel sent an event about it."""
-        self.run.look({place} if place in self.places or place in self.run.seen.devices else None)
+        self.run.look({place} if place in self.places or place in self.run.units else None)
         self.run.flush()
 
     # --- hardware ---
@@ -417,7 +414,7 @@ class Whole(RuleBasedStateMachine):
     @invariant()
     def what_is_listed_was_seen_last(self) -> None:
         for _, slot in self.run.slots():
-            assert slot.device is None or slot.device in self.run.seen.devices[slot.device.unit]
+            assert slot.device is None or slot.device in self.run.units[slot.device.unit].devices
 
     @invariant()
     def no_id_that_a_pod_holds_is_missing(self) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from agent.discovery.scan_waiters import LookError
+from agent.discovery.discoverer import LookError
 from agent.hardware import jobs
 from agent.hardware.jobs import Jobs
 from agent.hardware.queue import HardwareQueue

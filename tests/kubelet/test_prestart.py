@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.claims.ledger import Ledger
-from agent.discovery.scan_waiters import LookError
+from agent.discovery.discoverer import LookError
 from agent.hardware.jobs import ROOMS, Jobs
 from agent.hardware.queue import HardwareQueue
 from agent.health import HealthBook

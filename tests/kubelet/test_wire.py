@@ -353,10 +353,9 @@ def test_what_became_of_claims_is_read_by_betterproto_as_it_was_written(
     told = {
         uid: (
             [
-                PreparedDevice(
-                    *it.request_names, it.pool_name, it.device_name, it.share_id or "", tuple(it.cdi_device_ids)
-                )
+                PreparedDevice(request, it.pool_name, it.device_name, it.share_id or "", tuple(it.cdi_device_ids))
                 for it in answer.devices
+                for request in it.request_names
             ],
             answer.error,
         )
@@ -376,8 +375,13 @@ def test_the_health_of_devices_is_written_as_betterproto_writes_it(
     ours, theirs = b"", []
     for pool, device, is_well, at, lasts, message in devices:
         ours += encode_health(pool, device, is_well=is_well, at=at, lasts=lasts, message=message)
-        health = dra.HealthStatus.HEALTHY if is_well else dra.HealthStatus.UNHEALTHY
-        theirs.append(dra.DeviceHealth(dra.DeviceIdentifier(pool, device), health, at, lasts, message))
+        health = dra.HealthStatus(dra.HealthStatus.HEALTHY if is_well else dra.HealthStatus.UNHEALTHY)
+        identity = dra.DeviceIdentifier(pool, device)
+        theirs.append(
+            dra.DeviceHealth(
+                identity, health, last_updated_time=at, health_check_timeout_seconds=lasts, message=message
+            )
+        )
     assert ours == bytes(dra.HealthList(theirs))
 
 

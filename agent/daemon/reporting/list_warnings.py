@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final
 
 import anyio
 import structlog
 
+from agent.daemon.node import Node
 from agent.daemon.reporting.device_log import LOGGED_AT_MOST
-from agent.daemon.state_keeper import StateKeeper
-from agent.discovery.discoverer import Discoverer
 from agent.inventory.device_names import name_of
-from agent.inventory.inventory import Inventory
-from agent.inventory.shortfall import Shortfall
 from agent.inventory.unmatched import unmatched
 from agent.kubernetes.runner import KubernetesParts
 from agent.model import Snapshot
@@ -32,18 +29,9 @@ log = structlog.get_logger()
 class ListWarnings:
     """Remembers what it has logged."""
 
-    def __init__(
-        self,
-        inventory: Inventory,
-        discoverers: Mapping[str, Discoverer],
-        shortfall: Shortfall,
-        keeper: StateKeeper,
-        kubernetes: KubernetesParts,
-    ) -> None:
-        """Prepare; `keeper` keeps what was offered for the next run, `kubernetes` is told what is not offered, too."""
-        self._shortfall, self._keeper = shortfall, keeper
-        self._inventory, self._kubernetes = inventory, kubernetes
-        self._discoverers = discoverers
+    def __init__(self, node: Node, kubernetes: KubernetesParts) -> None:
+        """Prepare; `kubernetes` is told what is not offered, too."""
+        self._node, self._kubernetes = node, kubernetes
         self._omitted: dict[str, int] = {}
         self._broken: dict[str, str] = {}
         self._changed = asyncio.Event()
@@ -53,9 +41,9 @@ class ListWarnings:
         while True:
             await anyio.sleep(_PAUSE)
             self._changed.clear()
-            looked = {kind for kind, it in self._discoverers.items() if not it.unseen()}
-            told, ended = await self._shortfall.look(looked)
-            await self._keeper.write_offered()
+            looked = {kind for kind, it in self._node.discoverers.items() if not it.unseen()}
+            told, ended = await self._node.shortfall.look(looked)
+            await self._node.keeper.write_offered()
             for it in told[:LOGGED_AT_MOST]:
                 log.warning(
                     "device-not-offered", resource=it.resource, backend=it.backend, device=it.device,
@@ -76,7 +64,7 @@ class ListWarnings:
     def devices_changed(self) -> None:
         """Say which resources' backends failed on a device, and how; what is missing may be another."""
         self._changed.set()
-        configured = self._inventory.selection
+        configured = self._node.inventory.selection
         for name, why in configured.broken.items() - self._broken.items():
             log.error("resource-broken", resource=name, backend=configured.kind(name), reason=why)
         self._broken = dict(configured.broken)
@@ -84,7 +72,7 @@ class ListWarnings:
     def tell_of_selectors(self, resources: Iterable[Resource[Any]]) -> None:
         """Say which of them match nothing; hardware may come later, a misspelt word does not go away."""
         self._changed.set()  # the backends have looked: what an earlier run had offered may be found to be gone
-        scanned = {kind: it.selectable() for kind, it in self._discoverers.items() if it.first_scan.is_set()}
+        scanned = {kind: it.selectable() for kind, it in self._node.discoverers.items() if it.first_scan.is_set()}
         for kind, problem in unmatched(resources, scanned):
             log.warning("selector-matches-nothing", resource=problem.subject, backend=kind, reason=problem.sentence)
 

@@ -22,7 +22,6 @@ from anyio.abc import TaskStatus
 from msgspec import Struct, field
 
 from agent.discovery.sources.base import Beat, Emit, Resync, unwatched
-from agent.discovery.sources.entries import Change, Entries, differences, entries_of
 from agent.discovery.sources.inotify import (
     ATTRIB,
     CLOSE_WRITE,
@@ -34,7 +33,11 @@ from agent.discovery.sources.inotify import (
     MOVED_TO,
     ONLYDIR,
     Q_OVERFLOW,
+    Change,
+    Entries,
     Inotify,
+    differences,
+    entries_of,
 )
 from agent.discovery.sources.paced_reading import read_in_turns
 from agent.runtime.supervision.problems import Problems, Trouble

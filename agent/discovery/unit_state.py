@@ -1,14 +1,35 @@
-"""Compares what a scan found with what was known: the changes, for inventory and health."""
+"""What is known of one unit of a backend, as one value, and what differs between two of them, for inventory and health."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
+from typing import Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from agent.discovery.unit_walk import Look, Seen
-from backends.base import Device, Link, Signal
+from backends.base import Device, Link, Problem, Signal
+
+
+class UnitState(Struct, frozen=True, gc=False):
+    """What a read or a probe of a unit showed. A part that is equal to the one before it is the same object."""
+
+    devices: tuple[Device, ...] = ()
+    links: tuple[Link, ...] = ()
+    beside: tuple[Device, ...] = ()
+    """`Discovery.beside`."""
+    problems: tuple[Problem, ...] = ()
+    signals: tuple[Signal, ...] = ()
+    """What its last probe said."""
+    glance: tuple[object, ...] | None = None
+    """What a glance at each device showed right before the last probe, so that whatever has changed since then shows at the
+    next. None if it was read since: the next glance has it probed."""
+    inherited: bool = False
+    """It was read by another instance of the backend, and not yet by this one: its signals are not known."""
+
+
+NOTHING: Final = UnitState()
+"""What is known of a unit that has not been read, and of one that is gone."""
 
 
 class Changes(Struct, frozen=True):
@@ -57,44 +78,33 @@ class Changes(Struct, frozen=True):
             )
 
 
-def changes_of(kind: str, looks: Mapping[str, Look], gone: Set[str], seen: Seen) -> Changes:
-    """What these looks found that was not known before, and that the units in `gone` are there no more."""
-    nothing = dict.fromkeys(gone, ())
-    links = {unit: look.discovery.links for unit, look in looks.items() if look.links_changed}
-    return Changes(
-        kind,
-        {unit: look.discovery.devices for unit, look in looks.items() if look.changed} | nothing,
-        {unit: look.signals for unit, look in looks.items()} | nothing,
-        links | {unit: () for unit in gone if seen.links.get(unit)},
-        beside={unit: it for unit, look in looks.items() if look.changed and (it := look.discovery.beside)},
-    )
-
-
-def changes_by_exchange(kind: str, seen: Seen, inherited: Mapping[str, tuple[Device, ...]], old: Seen) -> Changes:
-    """What differs once a new instance of a backend takes the place of the old one.
-
-    What the old one knows counts for units that the new one has not read yet, and for those that changed after the new
-    one began: they have to be looked at again.
+def changes_of(
+    kind: str,
+    before: Mapping[str, UnitState],
+    after: Mapping[str, UnitState],
+    untold: Set[str] = frozenset(),
+    *,
+    since: float | None = None,
+    by_reload: bool = False,
+) -> Changes:
+    """What differs between these states of units; `NOTHING` is a unit that is gone.
 
     Args:
         kind: the backend's name.
-        seen: what the new one knows; takes over from the old one what counts.
-        inherited: the devices that the new one began with.
-        old: what the old one knows.
+        before: what was known.
+        after: what is known now of the units that may differ.
+        untold: the units of which no signals are told; of the others they are, whether they differ or not.
+        since: when the first hint came that led to this.
+        by_reload: is it another instance that knows `after`?
     """
-    now = dict(old.devices.items())
-    moved = (inherited.keys() ^ now.keys()) | {unit for unit, it in now.items() if inherited.get(unit) is not it}
-    believed = moved | (seen.devices.keys() - seen.signals.keys())  # what was read has signals, if only none
-    for unit in believed:
-        seen.believe(old, unit)
-    gone = dict.fromkeys(now.keys() - seen.devices.keys(), ())
-    changed = {unit: found for unit, found in seen.devices.items() if found is not now.get(unit)}
+    pairs = [(unit, before.get(unit, NOTHING), now) for unit, now in after.items()]
+    differ = {unit: now for unit, was, now in pairs if now is NOTHING or now.devices is not was.devices}
     return Changes(
         kind,
-        changed | gone,
-        {unit: said for unit, said in seen.signals.items() if unit not in believed} | gone,
-        {unit: links for unit, links in seen.links.items() if links != old.links.get(unit, ())}
-        | dict.fromkeys(old.links.keys() - seen.links.keys(), ()),
-        by_reload=True,
-        beside={unit: beside for unit in changed if (beside := seen.beside.get(unit))},
+        {unit: now.devices for unit, now in differ.items()},
+        {unit: now.signals for unit, now in after.items() if unit not in untold},
+        {unit: now.links for unit, was, now in pairs if now.links is not was.links},
+        since,
+        by_reload,
+        {unit: now.beside for unit, now in differ.items() if now.beside},
     )
