@@ -103,5 +103,8 @@ def _have(path: Path, data: bytes) -> None:
     with suppress(OSError):
         if files.read(path, _MOST_READ, follow=False) == data:
             return
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    files.replace(path, data, 0o644)
+    try:
+        files.replace(path, data, 0o644)
+    except FileNotFoundError:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        files.replace(path, data, 0o644)

@@ -12,11 +12,11 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Set
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import anyio
 import click
@@ -24,14 +24,19 @@ import msgspec
 from msgspec.structs import asdict
 
 from agent.cli import options, output
-from agent.config import load
+from agent.config import Config, load
 from agent.daemon.supervisor import Agent
 from agent.discovery.backend_factory import make_backends
+from agent.dra import manifests
+from agent.dra.names import pool_name
 from agent.runtime import logs
 from agent.runtime.errors import FairleadError
 from agent.runtime.supervision.notify import Notifier
+from agent.simulation import scheduler
+from agent.simulation.api_server import ApiServer
 from agent.simulation.changes import GONE
-from agent.simulation.demo_stage import Outcome, Stage, view
+from agent.simulation.demo_stage import Outcome, Stage
+from agent.simulation.dra import ClaimError, ClaimKey
 from agent.simulation.hardware import LoopDevice, write_stub_file
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.pods import Container, Pod
@@ -41,6 +46,9 @@ STUB: Final = "demo.fairlead/stub"
 
 PAUSE: Final = 1.0
 """Seconds between two acts; each round has four at least."""
+
+NODE: Final = "demo"
+DRIVER: Final = "fairlead.dev"
 
 STUBS: Final = 8
 TURNS: Final = 5
@@ -86,15 +94,27 @@ backend = "stub"
 devices = {stubs}
 file = "{root}/hardware/stub"
 """
+_BY_DRA: Final = """\
+serve = "dra"
+
+[dra]
+node = "demo"
+kubeconfig = "{kubeconfig}"
+
+[host]
+run = "{root}/run"
+"""
 
 
 @click.command(epilog="Exit codes: 0 done, 1 the agent did not register or a change never reached the kubelet.")
 @click.option("--seconds", type=click.FloatRange(min=0), help="End after so long; by default with Ctrl-C.")
+@click.option("--dra", "by_dra", is_flag=True, help="The stub by dynamic resource allocation, with an API server.")
 @options.as_json
-def demo(seconds: float | None, as_json: bool) -> None:
+def demo(seconds: float | None, by_dra: bool, as_json: bool) -> None:
     """Run against a simulated kubelet and watch devices come and go.
 
-    It works in a temporary directory; for root it also makes a loop device, and removes it again.
+    It works in a temporary directory; for root it also makes a loop device, and removes it again. With --dra the stub's devices are
+    in ResourceSlices of a simulated API server, and a pod gets one by a ResourceClaim.
 
     With --json it prints {"resources": [{"name", "capacity", "allocatable"}], "changes": [{"resource", "device",
     "health", "latency_ms", "kernel_ms", "waited_ms", "fairlead_ms"}], "median": {"latency_ms", ...}} at the end, after
@@ -106,7 +126,7 @@ def demo(seconds: float | None, as_json: bool) -> None:
     if as_json and seconds is None:
         seconds = 10.0
     with TemporaryDirectory(prefix="fairlead-") as directory:
-        play = Play(Path(directory), quiet=as_json)
+        play = (ClaimPlay if by_dra else Play)(Path(directory), quiet=as_json)
         try:
             anyio.run(play.run, seconds)
             play.sum_up()
@@ -143,6 +163,9 @@ def busy(it: Outcome, usually: float) -> str:
 class Play:
     """The acts in their order, and what the viewer sees of them."""
 
+    pools: ClassVar[Mapping[str, str]] = {}
+    """The resources that are served by dynamic resource allocation → their pools."""
+
     def __init__(self, root: Path, *, quiet: bool) -> None:
         self.missed = 0
         self._quiet = quiet
@@ -152,7 +175,9 @@ class Play:
         self._page = _free_address()
         self._config.write_text(_CONFIG.format(root=root, stubs=STUBS, page=self._page))
         self._kubelet = Kubelet(root)
-        self._stage = Stage(self._kubelet, (Path("/dev"), self._stub_file.parent))
+        self._server = ApiServer(NODE)
+        directories = Path("/dev"), self._stub_file.parent
+        self._stage = Stage(self._kubelet, directories, self._server.objects, self.pools)
         self._loop: LoopDevice | None = None
         self._seen: list[tuple[str, int, int]] = []
 
@@ -164,7 +189,7 @@ class Play:
             await self._play(seconds)
 
     async def _play(self, seconds: float | None) -> None:
-        config = load(self._config)
+        config = await self._configured()
         self._loop = await anyio.to_thread.run_sync(LoopDevice.free)
         async with self._kubelet, anyio.create_task_group() as tasks:
             tasks.start_soon(Agent(config, make_backends(config.host, config.resources), Notifier(None)).run)
@@ -173,16 +198,25 @@ class Play:
                     with anyio.move_on_after(seconds):
                         await self._acts()
             finally:
-                self._seen = view(self._kubelet.resources)
+                self._seen = self._stage.view()
             tasks.cancel_scope.cancel()
+
+    async def _configured(self) -> Config:
+        return load(self._config)
+
+    async def _until_offered(self, names: Set[str]) -> None:
+        """Wait until a pod could get of each of these.
+
+        Raises:
+            TimeoutError: that takes too long.
+        """
+        await self._kubelet.wait_for(lambda k: all(it in k.resources and k.streams(it) for it in names), _START)
 
     async def _wait_for(self, names: set[str]) -> bool:
         """Wait until the agent has registered everything; False if it does not."""
         began = time.perf_counter()
         try:
-            await self._kubelet.wait_for(
-                lambda k: all(name in k.resources and k.streams(name) for name in names), _START
-            )
+            await self._until_offered(names)
         except TimeoutError as error:
             self.missed += 1
             self._say(f"the agent did not register all of its resources: {error}", error=True)
@@ -201,11 +235,9 @@ class Play:
                     await self._act("a loop device appears", LOOP, loop.name, loop.add)
                     await self._act("the loop device goes", LOOP, loop.name, loop.remove, _REMOVING)
                 await self._stub(number)
-                pod = await self._pod()
+                end = await self._pod()
                 await self._restart()
-                self._kubelet.end(
-                    pod
-                )  # not before: the next record might lack it, as that of a kubelet that lost its own
+                await end()  # not before: the next record might lack it, as that of a kubelet that lost its own
         finally:
             if loop is not None:
                 loop.remove()
@@ -235,13 +267,18 @@ class Play:
             self._show(title, outcome, usually)
         await anyio.sleep(PAUSE)
 
-    async def _pod(self) -> Pod:
+    async def _pod(self) -> Callable[[], Awaitable[None]]:
+        """Run a pod with a stub device; what ends it."""
+
+        async def end() -> None:
+            self._kubelet.end(pod)
+
         pod = Pod("demo", (Container("main", {STUB: 1}),))
         status = await self._kubelet.admit(pod)
         ids = ", ".join(sorted(self._kubelet.held(pod, "main").get(STUB, ())))
         self._say(f"{'a pod asks for one':<22}  {ids or '':<8} {status.phase} {status.message}".rstrip())
         await anyio.sleep(PAUSE)
-        return pod
+        return end
 
     async def _restart(self) -> None:
         number = len(self._kubelet.resources)
@@ -260,7 +297,7 @@ class Play:
     def _introduce(self, took: float) -> None:
         self._say(f"Fairlead runs beside a simulated kubelet. It took {took:.0f} ms to register with it,")
         self._say("and the kubelet can give out of what it has:")
-        for name, capacity, allocatable in view(self._kubelet.resources):
+        for name, capacity, allocatable in self._stage.view():
             self._say(f"  {name:<24} {allocatable} of {capacity}")
         self._say(f"The live page: http://{self._page}/")
         self._say("In another terminal, while this runs:")
@@ -271,9 +308,9 @@ class Play:
 
     def _show(self, title: str, it: Outcome, usually: float) -> None:
         """One change: how long the kubelet took to learn of it, and who took that long."""
-        of = self._kubelet.resources[it.resource]
+        (capacity, allocatable) = {name: numbers for name, *numbers in self._stage.view()}[it.resource]
         state = output.state("Degraded" if it.health == GONE else it.health, _STATE.format(it.health.lower()))
-        offered = f"{of.allocatable} of {of.capacity}"
+        offered = f"{allocatable} of {capacity}"
         times = (f"{ms:.1f}" for ms in (it.latency_ms, it.kernel_ms, it.fairlead_ms))
         self._say(_ROW.format(title, it.device, state, offered, *times))
         if note := busy(it, usually):
@@ -311,3 +348,88 @@ class Play:
             "changes": [asdict(it) | {"fairlead_ms": it.fairlead_ms} for it in self._stage.outcomes],
             "median": self._median(),
         }
+
+
+class ClaimPlay(Play):
+    """The same, with the stub by dynamic resource allocation: slices, claims, a scheduler, a kubelet that deletes slices."""
+
+    pools: ClassVar = {STUB: pool_name(NODE, STUB)}
+
+    def __init__(self, root: Path, *, quiet: bool) -> None:
+        super().__init__(root, quiet=quiet)
+        self._kubelet.serves_dra = True
+        self._kubelet.wipe_slices = self._wipe
+        self._objects = self._server.objects
+        self._objects.subscribe(self._note)
+        self._wiped = 0.0  # `time.perf_counter()`; 0: this kubelet has not yet
+        self._back, self._took = asyncio.Event(), 0.0  # ms from then until they were there again
+
+    async def _wipe(self, _driver: str | None) -> None:
+        """Delete all slices of the node, as a kubelet that starts does."""
+        self._objects.wipe()
+        self._wiped = time.perf_counter()
+
+    def _note(self) -> None:
+        if self._wiped and not self._back.is_set() and len(self._stage.pool_health(self.pools[STUB])) == STUBS:
+            self._took = 1000 * (time.perf_counter() - self._wiped)
+            self._back.set()
+
+    async def _play(self, seconds: float | None) -> None:
+        async with self._server.running():
+            await super()._play(seconds)
+
+    async def _configured(self) -> Config:
+        root = self._config.parent
+        kubeconfig = self._server.kubeconfig(root / "kubeconfig")
+        with self._config.open("a") as file:
+            file.write(_BY_DRA.format(root=root, kubeconfig=kubeconfig))
+        for it in manifests.classes([STUB], DRIVER):
+            self._objects.put(f"deviceclasses/{it['metadata']['name']}", it)
+        return load(self._config)
+
+    async def _until_offered(self, names: Set[str]) -> None:
+        await super()._until_offered(names - self.pools.keys())
+        with anyio.fail_after(_START):
+            await self._back.wait()  # the kubelet knows the driver then, and has deleted the slices
+
+    async def _pod(self) -> Callable[[], Awaitable[None]]:
+        path, name = "namespaces/default/resourceclaims/demo", manifests.class_name(STUB)
+        asked = {"requests": [{"name": "device", "exactly": {"deviceClassName": name, "count": 1}}]}
+        self._objects.put(path, {"metadata": {"name": "demo", "namespace": "default"}, "spec": {"devices": asked}})
+        claim = scheduler.allocate(self._objects, "default", "demo", "demo")
+        (given,) = claim["status"]["allocation"]["devices"]["results"]
+        key = ClaimKey(DRIVER, claim["metadata"]["uid"], "demo")
+        try:
+            await self._kubelet.drivers.admit("demo", [key])
+            said = "Running " + " ".join(self._kubelet.drivers.cdi_devices("demo"))
+        except ClaimError as error:
+            said = f"Pending {error}"
+            self.missed += 1
+        self._say(f"{'a pod with a claim':<22}  {given['device']:<8} {said}")
+        await anyio.sleep(PAUSE)
+
+        async def end() -> None:
+            await self._kubelet.drivers.end("demo", [key])
+            self._objects.remove(path)
+
+        return end
+
+    async def _restart(self) -> None:
+        self._wiped = 0.0
+        self._back.clear()
+        await super()._restart()
+        try:
+            await self._until_offered(frozenset())
+        except TimeoutError:
+            self.missed += 1
+            self._say("the kubelet deleted the ResourceSlices, and they are not there again", error=True)
+        else:
+            again = f"{STUBS} devices there again"
+            self._say(f"{'it deletes the slices':<22}  {again:<27}  {self._took:>8.1f}")
+        await anyio.sleep(PAUSE)
+
+    def _show(self, title: str, it: Outcome, usually: float) -> None:
+        super()._show(title, it, usually)
+        for device in self._objects.pool(self.pools.get(it.resource, "")):
+            for taint in device.get("taints", ()) if device["name"] == it.device else ():
+                self._say(f"  taint {taint['key']}={taint['value']}:{taint['effect']}")

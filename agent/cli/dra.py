@@ -71,8 +71,7 @@ def _offered(config: Config) -> dict[str, Sequence[dict[str, object]]]:
     found: dict[str, Sequence[dict[str, object]]] = {}
     for name, resource in inventory.selection.resources.items():
         if resource.configured in served:
-            mine = [it for it in inventory.placed() if it.placed is not None and it.placed.resource == name]
-            offers = slices.offers(mine, inventory.slots(name), {})
+            offers = slices.offers(slices.named(inventory.placed_in(name)), inventory.slots(name), {})
             known = backends[resource.spec.backend].attributes
             made = slices.entries(offers, name, known, config.dra.driver, (), 0.0, {})
             found[name] = [it.entry for it in made.values()]

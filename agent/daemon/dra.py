@@ -25,6 +25,7 @@ from agent.kubelet.allocation import Allocator
 from agent.kubelet.prestart import Starter
 from agent.kubernetes.api import Api, ApiError, pause, read
 from agent.kubernetes.runner import connected, load_client
+from agent.runtime.counts import Counts
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
 from agent.runtime.workers import Workers
@@ -64,6 +65,7 @@ class Dra:
         allocator: Allocator,
         starter: Starter,
         problems: Problems,
+        counts: Counts,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -78,13 +80,14 @@ class Dra:
             allocator: gives devices to containers.
             starter: makes hardware ready for them.
             problems: is told what fails.
+            counts: has what is prepared and written.
             clock: monotonic seconds.
             wall: seconds since the epoch.
         """
         self._config, self._called, self._file = config, called, config.agent.state_dir / RECORD
         self._house, self._inventory, self._backends = node, node.inventory, backends
         self._giving = allocator, starter
-        self._problems, self._clock, self._wall = problems, clock, wall
+        self._problems, self._counts, self._clock, self._wall = problems, counts, clock, wall
         self._record = _read(self._file)
         self._publisher: Publisher | None = None
         self._driver: Driver | None = None
@@ -196,7 +199,7 @@ class Dra:
         parts = node, node.ledger, self._inventory, self._backends, *self._giving, node.cdi
         driver = self._driver = Driver(
             DriverConfig(who.driver, who.node, agent.kubelet_root),
-            House(self._config.host, *parts, agent.pod_resources),
+            House(self._config.host, *parts, agent.pod_resources, self._counts),
             claim,
             lambda: [name for name in self._inventory.names() if self.serves(name)],
             self._problems,
@@ -235,7 +238,7 @@ class Dra:
 
         eviction = Eviction(config.no_execute_after, config.no_execute_most)
         settings = Settings(record.driver, record.node, frozenset(config.no_execute), eviction)
-        known = self._inventory, self._backends, self._problems, record.resources
+        known = self._inventory, self._backends, self._problems, self._counts, record.resources
         return Publisher(settings, *known, self._keep, clock=self._clock, wall=self._wall)
 
     def _connect(self, record: _Record) -> Any:

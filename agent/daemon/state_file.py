@@ -172,7 +172,8 @@ class StateFile:
             return False
         number, done = self._wanted, asyncio.get_running_loop().create_future()
         self._waiters[number] = done
-        self._work.set()
+        if not self._work.is_set():  # else it is about to look; to wake a thread costs as much as its line
+            self._work.set()
         try:
             with anyio.move_on_after(
                 _WRITE_PATIENCE if patience is None else patience

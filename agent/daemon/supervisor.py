@@ -106,7 +106,7 @@ class Agent:
         pod_claims.is_giving = allocator.is_giving
         starter = Starter(node.inventory, node.ledger, backends, self._jobs, node, pod_claims.two_pods)
         node.dra = Dra(
-            config, node_name(), node, backends, allocator, starter, problems, clock=clock.now, wall=clock.wall
+            config, node_name(), node, backends, allocator, starter, problems, counts, clock=clock.now, wall=clock.wall
         )
         preferences = Preferences(node.inventory, backends, admission)
         factory = PluginFactory(allocator, preferences, starter, pod_claims, lost_resources, counts, record)

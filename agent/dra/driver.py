@@ -248,20 +248,20 @@ class Driver:
     async def _watch(self, stream: Stream[EmptyCall, Encoded]) -> None:
         """Send the health of all devices, whenever it changes, and again in time."""
         await _receive(stream)
-        credit, sent, sent_at = Credit(_AT_ONCE, _PERIOD), None, 0.0
+        credit, sent, due = Credit(_AT_ONCE, _PERIOD), None, 0.0
         loop = asyncio.get_running_loop()
         while not self._is_stopping:
             if (wait := credit.wait(loop.time())) > 0:
                 await asyncio.sleep(wait)
             self._news.clear()
             now = [it for name in self._serves() for it in self._healths(name)]
-            if now != sent or loop.time() - sent_at >= _RESEND:
+            if now != sent or loop.time() >= due:
                 at = int(self._wall())
                 parts = await in_slices(_encoded(it, at) for it in now)
                 await stream.send_message(Encoded(b"".join(parts)))  # messages one after the other are merged
-                sent, sent_at = now, loop.time()
-                credit.spend(sent_at)
-            with anyio.move_on_after(sent_at + _RESEND - loop.time()):
+                sent, due = now, loop.time() + _RESEND
+                credit.spend(loop.time())
+            with anyio.CancelScope(deadline=due):  # not a duration: rounded, it may end before `due`, and again at once
                 await self._news.wait()
 
     def _healths(self, resource: str) -> Iterator[DeviceHealth]:

@@ -8,13 +8,13 @@ of ours, and what it says of a claim is enough to unprepare it without the API s
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 import anyio
 import structlog
@@ -27,10 +27,12 @@ from agent.discovery.sources.base import boot_id
 from agent.dra import claims
 from agent.dra.claims import AGAIN, Allocated, Candidate, Given, grouped
 from agent.dra.names import pool_name
-from agent.dra.slices import Offer, entries, named
+from agent.dra.slices import Named, Offer, entries
+from agent.hardware.queue import HardwareQueue
 from agent.inventory.decision import is_meant_for_one
 from agent.inventory.inventory import Inventory
 from agent.inventory.selection import Found
+from agent.inventory.tombstones import is_same
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.pods.podresources import PodResourcesError, list_pods
 from agent.kubelet.prestart import Starter
@@ -38,17 +40,15 @@ from agent.kubelet.wire import PreparedDevice
 from agent.kubernetes.api import ApiError
 from agent.model import HEALTHY, Held, ResourceClaim
 from agent.runtime import running_time
+from agent.runtime.counts import Counts
 from agent.runtime.errors import words
-from agent.runtime.workers import NoWorkerError, Workers
-from backends.base import AllocationRefused, Backend, ContainerEdits, Host, Mount
-
-T = TypeVar("T")
+from agent.runtime.workers import NoWorkerError, OneAtATime
+from backends.base import AllocationRefused, Backend, ContainerEdits, Device, Host, Mount
 
 _WRITE_DEADLINE: Final = 10.0  # seconds that the disk may take; the kubelet waits 45 for all of it (D3)
 _LIST_DEADLINE: Final = 5.0  # seconds
 _FIRST_COLLECTION: Final = 2.0  # seconds that the start waits for the kubelet, the API server and the disk
 _COLLECT_AGAIN: Final = 10.0  # seconds before a kubelet or an API server that did not answer is asked again
-_THREADS: Final = 2
 _METADATA: Final = "dra-device-metadata"  # as the helper of Go drivers calls it (kubeletplugin/metadata.go)
 
 log = structlog.get_logger()
@@ -81,6 +81,8 @@ class House(Struct, frozen=True):
     cdi: Cdi
     pod_resources: Path
     """The kubelet's podresources socket."""
+    counts: Counts
+    """Has the preparations."""
 
 
 class Called(Struct, frozen=True):
@@ -118,8 +120,7 @@ class Preparer:
         """
         self._driver, self._node, self._house, self._claim, self._serves = driver, node, house, claim, serves
         self._files = ClaimFiles(house.host, driver, directory / _METADATA)
-        self._workers = Workers("CDI of claims", _THREADS)
-        self._rooms = asyncio.Semaphore(_THREADS)
+        self._disk = OneAtATime("CDI of claims")
         self._boot = boot_id(house.host)
         self._prepared: set[str] = set()
         """UIDs of the claims that are ready since this boot."""
@@ -127,13 +128,13 @@ class Preparer:
         """UIDs of the claims that the kubelet has called us for."""
         self._giving: set[tuple[str, str]] = set()
         """Slots that are being given, and perhaps not in the ledger yet."""
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._turns = HardwareQueue()  # for a claim, by its UID: one thing at a time is done about it
         self._is_collected = False
-        self._found: tuple[int, Mapping[str, Mapping[str, Found]]] = (-1, {})
+        self._named = Named(house.inventory)
 
     def close(self) -> None:
-        """End the idle threads."""
-        self._workers.close()
+        """End the idle thread."""
+        self._disk.close()
 
     def pools(self) -> dict[str, str]:
         """Pool → its resource, of what is served now."""
@@ -141,15 +142,7 @@ class Preparer:
 
     def devices(self, resource: str) -> Mapping[str, Found]:
         """The devices of a resource by their names in its pool."""
-        revision, found = self._found
-        if revision != self._house.inventory.revision:
-            by_resource: defaultdict[str, list[Found]] = defaultdict(list)
-            for it in self._house.inventory.placed():
-                if it.placed is not None:
-                    by_resource[it.placed.resource].append(it)
-            found = {name: named(those) for name, those in by_resource.items()}
-            self._found = self._house.inventory.revision, found
-        return found.get(resource, {})
+        return self._named.of(resource)
 
     # --- prepare ---
 
@@ -159,17 +152,29 @@ class Preparer:
         Raises:
             AllocationRefused: with a sentence for the pod's owner; the kubelet asks again.
         """
-        _check_uid(called)
-        async with self._lock(called.uid):
-            self._touched.add(called.uid)
-            try:
-                allocated = claims.read(
-                    await self._claim(called.namespace, called.name),
-                    called.uid, called.namespace, called.name, self._driver,
-                )  # fmt: skip
-            except ApiError as error:
-                raise AllocationRefused(f"{called} cannot be read: {error.sentence.rstrip('.')}. {AGAIN}.") from error
-            return await self._prepare(allocated)
+        began, result, resources = time.monotonic(), "refused", {""}
+        try:
+            _check_uid(called)
+            async with self._turn(called.uid):
+                self._touched.add(called.uid)
+                allocated = await self._read(called)
+                pools = self.pools()
+                resources = {pools.get(it.pool, "") for it in allocated.results}
+                ready = await self._prepare(allocated)
+            result = "prepared"
+            return ready
+        finally:
+            self._house.counts.prepares.update((resource, result) for resource in resources)
+            self._house.counts.preparing.observe(time.monotonic() - began)
+
+    async def _read(self, called: Called) -> Allocated:
+        try:
+            return claims.read(
+                await self._claim(called.namespace, called.name),
+                called.uid, called.namespace, called.name, self._driver,
+            )  # fmt: skip
+        except ApiError as error:
+            raise AllocationRefused(f"{called} cannot be read: {error.sentence.rstrip('.')}. {AGAIN}.") from error
 
     async def _prepare(self, claim: Allocated) -> list[PreparedDevice]:
         given = await self._give(claim)
@@ -183,7 +188,7 @@ class Preparer:
         files, metadata, ready = await self._edits(claim, given)
         try:
             async with running_time.timeout(_WRITE_DEADLINE):
-                await self._aside(partial(self._files.write, claim.uid, files, metadata))
+                await self._disk.run(partial(self._files.write, claim.uid, files, metadata))
         except (OSError, NoWorkerError, TimeoutError) as error:
             why = words(error) if str(error) else f"not done within {_WRITE_DEADLINE:g} s"
             raise AllocationRefused(
@@ -226,15 +231,30 @@ class Preparer:
             found.backend,
             tuple(it for it in slots if it is not None and it.device is not None),
             inventory.claims(resource),
-            tuple(self._on(found.device.hardware)),
+            tuple(self._in_the_way(resource, found.device)),
             is_meant_for_one(found.device, found.placed),
         )
 
-    def _on(self, hardware: frozenset[str]) -> Iterable[Held]:
-        """What is held of this hardware, through resources of ours and of other plugins."""
-        if not any(map(self._house.ledger.holds, hardware)):
+    def _in_the_way(self, resource: str, device: Device) -> Iterable[Held]:
+        """What is held so that nobody else may have this device: of its hardware, by another resource or plugin.
+
+        By its own resource it is what is exclusive, and the device itself, under another ID.
+        """
+        if not any(map(self._house.ledger.holds, device.hardware)):
             return ()
-        return (it for it in self._house.ledger.held() if not hardware.isdisjoint(it.hardware))
+        held = (it for it in self._house.ledger.held() if not device.hardware.isdisjoint(it.hardware))
+        return (
+            it
+            for it in held
+            if it.resource != resource
+            or not device.exclusive.isdisjoint(it.hardware)
+            or (is_same(it, device) and not self._is_there(it))
+        )
+
+    def _is_there(self, held: Held) -> bool:
+        """Has the ID that is held the device that was given?"""
+        device = self._house.inventory.device(held.slot)
+        return device is not None and is_same(held, device)
 
     async def _make_ready(self, resource: str, given: Sequence[Given]) -> None:
         grants = sorted((grant for it in given for grant in it.grants), key=lambda it: it.id)
@@ -315,7 +335,7 @@ class Preparer:
             AllocationRefused: with a sentence for the pod's owner; the kubelet asks again.
         """
         _check_uid(called)
-        async with self._lock(called.uid):
+        async with self._turn(called.uid):
             self._touched.add(called.uid)
             try:
                 await self._end(called.uid)
@@ -325,13 +345,13 @@ class Preparer:
                 ) from error
 
     async def _end(self, uid: str) -> None:
-        """Remove a claim's specification and what it has; the caller holds its lock.
+        """Remove a claim's specification and what it has; the caller has its turn.
 
         Raises:
             OSError: the specification cannot be removed.
             NoWorkerError: an earlier call hangs.
         """
-        await self._aside(partial(self._files.remove, uid))
+        await self._disk.run(partial(self._files.remove, uid))
         self._prepared.discard(uid)
         if ended := self._house.ledger.unprepared(uid):
             await self._house.node.unprepared(ended)
@@ -346,7 +366,7 @@ class Preparer:
 
     async def _recall(self) -> None:
         """Find which claims are ready since this boot: those that have their specifications."""
-        there = await self._aside(self._files.uids)
+        there = await self._disk.run(self._files.uids)
         held = (it.claim for it in self._house.ledger.held() if it.claim is not None)
         self._prepared |= {it.uid for it in held if it.boot == self._boot and it.uid in there}
 
@@ -364,7 +384,7 @@ class Preparer:
         """
         try:
             pods = await list_pods(self._house.pod_resources, _LIST_DEADLINE)
-            there = await self._aside(self._files.left)
+            there = await self._disk.run(self._files.left)
         except (PodResourcesError, OSError, NoWorkerError):
             return False
         listed = {(it.namespace, it.claim): it.cdi_devices for it in pods if it.claim}
@@ -392,7 +412,7 @@ class Preparer:
 
     async def _end_untouched(self, uid: str) -> bool:
         """End a claim, unless the kubelet has called us for it meanwhile."""
-        async with self._lock(uid):
+        async with self._turn(uid):
             if uid not in self._touched:
                 try:
                     await self._end(uid)
@@ -407,7 +427,7 @@ class Preparer:
             found = await self._claim(namespace, name)
             uid = str(found["metadata"]["uid"])
             claim = claims.read(found, uid, namespace, name, self._driver)
-            async with self._lock(uid):
+            async with self._turn(uid):
                 if uid not in self._touched:
                     self._prepared.add(uid)  # a pod runs with it
                     given = await self._give(claim)
@@ -420,23 +440,9 @@ class Preparer:
             log.warning("claim-not-adopted", claim=f"{namespace}/{name}", reason=refused.sentence)
         return True
 
-    # --- one at a time ---
-
-    @asynccontextmanager
-    async def _lock(self, uid: str) -> AsyncIterator[None]:
+    def _turn(self, uid: str) -> AbstractAsyncContextManager[object]:
         """Nothing else is done about this claim meanwhile."""
-        lock = self._locks[uid]
-        try:
-            async with lock:
-                yield
-        finally:
-            if not lock.locked() and not lock._waiters:
-                self._locks.pop(uid, None)
-
-    async def _aside(self, call: Callable[[], T]) -> T:
-        """Make a blocking call in a thread, once there is one."""
-        async with self._rooms:
-            return await self._workers.start(call)
+        return self._turns.take({uid}, moves=False)
 
 
 def _check_uid(called: Called) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
@@ -23,8 +22,8 @@ from agent.dra import slices
 from agent.dra.names import pool_name
 from agent.dra.slices import Eviction, Made, Offer, Seen, Wanted, Write
 from agent.inventory.inventory import Inventory
-from agent.inventory.selection import Found
 from agent.kubernetes.api import WATCH, Api, ApiError, pause, read
+from agent.runtime.counts import Counts
 from agent.runtime.supervision.problems import Problems
 from backends.base import Backend
 
@@ -82,9 +81,10 @@ class _Pool(Struct, rename="camel"):
     resource_slice_count: int = 0
 
 
-class _Spec(Struct):
+class _Spec(Struct, rename="camel"):
     pool: _Pool = msgspec.field(default_factory=_Pool)
     devices: list[dict[str, Any]] = []
+    shared_counters: list[dict[str, Any]] = []
 
 
 class _Slice(Struct):
@@ -130,6 +130,7 @@ class Publisher:
         inventory: Inventory,
         backends: Mapping[str, Backend[Any]],
         problems: Problems,
+        counts: Counts,
         offered: Iterable[str] = (),
         record: Callable[[frozenset[str]], Awaitable[None]] | None = None,
         *,
@@ -143,6 +144,7 @@ class Publisher:
             inventory: what there is.
             backends: those in force at any time, by their kinds.
             problems: is told what fails.
+            counts: has the slices that were written.
             offered: the resources of which the API server may have devices, by an earlier run.
             record: keeps these, before the API server has another and after it has one no more: what it has is not to be
                 given out by device plugin, whatever is configured later.
@@ -150,7 +152,8 @@ class Publisher:
             wall: seconds since the epoch.
         """
         self._settings, self._inventory, self._backends = settings, inventory, backends
-        self._clock, self._wall = clock, wall
+        self._named = slices.Named(inventory)
+        self._counts, self._clock, self._wall = counts, clock, wall
         self._changed = asyncio.Event()
         self._seen: dict[str, Seen] = {}
         self._is_seen = self._is_told = False
@@ -279,7 +282,7 @@ class Publisher:
     def _noted(self, it: _Slice) -> Seen:
         pool, name = it.spec.pool, it.metadata.name
         self._latest[pool.name] = max(self._latest.get(pool.name, 0), pool.generation)
-        content = slices.digest_of(it.spec.devices)
+        content = slices.digest_of(it.spec.devices, it.spec.shared_counters)
         returned, ours = self._returned.get(name, (b"", b""))
         content = ours if content == returned else content
         told = it.metadata.uid, it.metadata.resource_version
@@ -294,14 +297,10 @@ class Publisher:
         served = {name: it for name, it in resources.items() if it.spec.serve == "dra" and it.spec.backend in ready}
         for name in self._pools.keys() - served.keys():
             del self._pools[name], self._offered[name], self._made[name]
-        found: defaultdict[str, list[Found]] = defaultdict(list)
-        for it in self._inventory.placed():
-            if it.placed is not None and it.placed.resource in served:
-                found[it.placed.resource].append(it)
         fresh = {name for name in served if stale is None or name in stale or name not in self._pools}
         for name in fresh:
             listed = self._inventory.slots(name), self._inventory.claims(name)
-            self._offered[name] = slices.offers(found[name], *listed, self._offered.get(name, ()))
+            self._offered[name] = slices.offers(self._named.of(name), *listed, self._offered.get(name, ()))
         evicting = {
             name: of for name, of in self._offered.items() if served[name].configured in self._settings.no_execute
         }
@@ -313,9 +312,11 @@ class Publisher:
             offered = [it for it in self._offered[name] if self._knows_taints or it.health.offered]
             known = self._backends[served[name].spec.backend].attributes
             evicted = {device for resource, device in self._evicted if resource == name}
-            self._made[name] = slices.entries(offered, name, known, driver, evicted, offset, self._made.get(name, {}))
+            counters, takes = slices.exclusions(offered)
+            before_it = self._made.get(name, {})
+            self._made[name] = slices.entries(offered, name, known, driver, evicted, offset, before_it, takes)
             devices = [it.entry for it in self._made[name].values()]
-            self._pools[name] = slices.wanted(node, driver, pool_name(node, name), devices)
+            self._pools[name] = slices.wanted(node, driver, pool_name(node, name), devices, counters)
             await asyncio.sleep(0)  # each takes a millisecond for 64 devices
         return later
 
@@ -400,7 +401,7 @@ class Publisher:
         settings, path = self._settings, f"{_SLICES}/{it.name}"
         if it.slice is None:
             try:
-                await api.call("DELETE", path)
+                await self._send(api, "DELETE", path)
             except ApiError as error:
                 if error.status != HTTPStatus.NOT_FOUND:
                     raise
@@ -410,9 +411,8 @@ class Publisher:
             self._owner = await self._node(api)
         self._heard.clear()
         document = slices.body(it, settings.node, settings.driver, self._owner)
-        answer = await (api.call("PUT", path, document) if it.version else api.call("POST", _SLICES, document))
-        said = read(answer, _Slice)
-        self._returned[it.name] = slices.digest_of(said.spec.devices), it.slice.content
+        said = read(await self._send(api, *(("PUT", path) if it.version else ("POST", _SLICES)), document), _Slice)
+        self._returned[it.name] = slices.digest_of(said.spec.devices, said.spec.shared_counters), it.slice.content
         version, now = said.metadata.resource_version, self._seen.get(it.name)
         if self._heard.isdisjoint((version, said.metadata.uid)):
             self._seen[it.name] = self._noted(said)
@@ -422,8 +422,22 @@ class Publisher:
             self._seen[it.name] = self._noted(said)
         else:  # the watch is ahead of this answer: it was deleted or changed since
             self._changed.set()
-        if any("taints" in one for one in it.slice.devices):
+        if any("taints" in one for one in it.slice.spec.get("devices", ())):
             self._taints_come_back(are_there=any("taints" in one for one in said.spec.devices))
+
+    async def _send(self, api: Api, method: str, path: str, document: slices.Entry | None = None) -> bytes:
+        """Make a request that changes something, and count it.
+
+        Raises:
+            ApiError: it is refused, or nobody answers.
+        """
+        result = "failed"
+        try:
+            answer = await api.call(method, path, document)
+            result = "written"
+            return answer
+        finally:
+            self._counts.slice_writes[result] += 1
 
     def _taints_come_back(self, *, are_there: bool) -> None:
         """Leave out what is not healthy where the API server drops the taints that would keep pods away from it."""

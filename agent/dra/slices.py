@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import re
 import time
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -19,7 +21,10 @@ from msgspec.structs import replace
 
 from agent.dra.names import device_name, slice_name
 from agent.health.judgement import DRAINED
+from agent.inventory.decision import is_meant_for_one
+from agent.inventory.inventory import Inventory
 from agent.inventory.selection import Found
+from agent.inventory.tombstones import owns_its_place
 from agent.model import HEALTHY, Health, Held, Slot, State
 from backends.base import NUMBER, Attribute, Device
 
@@ -36,6 +41,7 @@ NVIDIA: Final = "gpu.nvidia.com"
 """NVIDIA's driver, and so the domain of its attributes (dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin/deviceinfo.go)."""
 
 _MOST_ATTRIBUTES: Final = 32  # of a device, with capacities (`ResourceSliceMaxAttributesAndCapacitiesPerDevice`)
+_OTHERS: Final = 7  # of them: `resource`, three of `_standard`, the memory under two names, tokens
 _MOST_IN_NAME: Final = 32  # characters (`DeviceMaxIDLength`)
 _MOST_IN_TEXT: Final = 64  # bytes (`DeviceAttributeMaxValueLength`)
 _MOST_IN_LABEL: Final = 63  # characters of a label's value, which a taint's is
@@ -45,6 +51,17 @@ _NUMA: Final = f"{STANDARD}/numaNode"
 _BUS: Final = f"{STANDARD}/pciBusID"
 PCIE_ROOT: Final = f"{STANDARD}/pcieRoot"
 """The host bridge above a device: what has the same is near each other."""
+_NVIDIAS: Final = {
+    "type": "type", "uuid": "uuid", "productName": "model", "brand": "brand", "architecture": "architecture",
+    "cudaComputeCapability": "compute_capability", "driverVersion": "driver_version",
+    "cudaDriverVersion": "cuda_version", "addressingMode": "addressing_mode", "profile": "profile", "parentUUID": "parent",
+}  # fmt: skip
+"""Attribute of NVIDIA's driver → that of ours which has it."""
+_OF_SOME: Final = ("addressingMode", "profile", "parentUUID")  # which its driver leaves out where there is none
+_OF_VERSIONS: Final = ("Version", "Capability")  # how names end whose values are versions
+_MOST_SETS: Final = 8  # of counters in a slice (`ResourceSliceMaxCounterSets`)
+_MOST_SETS_OF_DEVICE: Final = 2  # (`ResourceSliceMaxDeviceCounterConsumptionsPerDevice`)
+_COUNTER: Final = "parts"
 _HELD: Final = "held"
 _MEMORY_UNITS: Final = ("Ki", "Mi", "Gi", "Ti")
 
@@ -65,29 +82,43 @@ class Offer(Struct, frozen=True):
 
 
 def named(found: Iterable[Found]) -> dict[str, Found]:
-    """The devices of one resource by their names in its pool: their keys', and of keys that are there twice their first IDs'."""
+    """The devices of one resource by their names in its pool, in the order of these: their keys', and of keys that are there twice their first IDs'."""
     every = [(it, it.placed.ids[0]) for it in found if it.placed is not None and it.placed.ids]
-    keys: dict[str, int] = {}
-    for it, _ in every:
-        keys[it.device.key] = keys.get(it.device.key, 0) + 1
-    return {device_name(it.device.key if keys[it.device.key] == 1 else first): it for it, first in every}
+    keys = Counter(it.device.key for it, _ in every)
+    by_name = {device_name(it.device.key if keys[it.device.key] == 1 else first): it for it, first in every}
+    return {name: by_name[name] for name in sorted(by_name)}
+
+
+class Named:
+    """The devices of each resource by their names in its pool, which are made again where these are others."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+        self._known: dict[str, tuple[Collection[Found], dict[str, Found]]] = {}
+
+    def of(self, resource: str) -> Mapping[str, Found]:
+        """Those of one resource, as `named` has them."""
+        found = self._inventory.placed_in(resource)
+        if (known := self._known.get(resource)) is None or known[0] is not found:
+            known = self._known[resource] = found, named(found)
+        return known[1]
 
 
 def offers(
-    found: Iterable[Found], slots: Mapping[str, Slot], claims: Mapping[str, Held], before: Iterable[Offer] = ()
+    found: Mapping[str, Found], slots: Mapping[str, Slot], claims: Mapping[str, Held], before: Iterable[Offer] = ()
 ) -> list[Offer]:
     """What a pool offers of these devices of its resource: all but what pods have by the device plugin API.
 
     A device that has gone stays while a claim has it, as it was: else nothing could be said of it, and no pod be evicted.
 
     Args:
-        found: the devices that the resource has.
+        found: the devices that the resource has, as `named` has them.
         slots: its list.
         claims: what pods hold of it, by ID.
         before: what this returned last.
     """
     made = []
-    for name, it in sorted(named(found).items()):
+    for name, it in found.items():
         assert it.placed is not None
         ids = it.placed.ids
         by_claim = [device_id for device_id in ids if device_id in claims and claims[device_id].claim is not None]
@@ -143,10 +174,50 @@ def evicting(
     }
     kept = [key for key in before if key in sick]
     waiting = sorted((it.health.since, key) for key, it in sick.items() if it.is_held and key not in before)
-    due = [key for since, key in waiting if now - since >= rules.after]
+    due = [key for since, key in waiting if since + rules.after <= now]
     chosen = frozenset([*kept, *due[: max(0, rules.most - len(kept))]])
-    later = [since + rules.after for since, key in waiting if now - since < rules.after]
+    later = [since + rules.after for since, _ in waiting if since + rules.after > now]
     return chosen, min(later, default=None) if len(chosen) < rules.most else None
+
+
+# --- what excludes each other ---
+
+Counters = Mapping[str, int]
+"""Set of counters → how much there is of its one counter."""
+
+
+def exclusions(offered: Iterable[Offer]) -> tuple[Counters, Mapping[str, Counters]]:
+    """What keeps a scheduler from giving a stick to one claim and a node of it to another, as `decide` keeps pods from that.
+
+    A stick takes all of a counter that has as much as there are nodes of it, and each of these takes one: several claims
+    may have nodes of one stick. All else that is in two devices of a pool is there for several pods (a path with `limit`).
+
+    Args:
+        offered: what the pool offers.
+
+    Returns:
+        The sets of the pool, and device → what it takes of them.
+    """
+    alone = [it for it in offered if not it.tokens and it.device.place and is_meant_for_one(it.device, None)]
+    wholes = [it for it in alone if owns_its_place(it.device)]
+    parts: defaultdict[str, set[str]] = defaultdict(set)  # place → the devices that are a part of what is there
+    for it in alone if wholes else ():
+        if not owns_its_place(it.device):
+            for place in it.device.place:
+                parts[place].add(it.name)
+    sets, takes = dict[str, int](), defaultdict[str, dict[str, int]](dict)
+    for whole in wholes:
+        of_it = set[str]().union(*(parts[place] for place in whole.device.place if place in parts))
+        if not of_it or any(len(takes[name]) == _MOST_SETS_OF_DEVICE for name in of_it):
+            continue
+        sets[whole.name] = takes[whole.name][whole.name] = len(of_it)
+        for name in of_it:
+            takes[name][whole.name] = 1
+    return sets, takes
+
+
+def _counted(counters: Counters, key: str) -> list[Entry]:
+    return [{key: name, "counters": {_COUNTER: {"value": decimal(much)}}} for name, much in sorted(counters.items())]
 
 
 # --- what a device says ---
@@ -158,7 +229,9 @@ class Made(Struct, frozen=True):
     offer: Offer
     is_evicted: bool
     names: Sequence[str]
-    """Of attributes of ours, which are those of all devices of the pool."""
+    """Of attributes of ours and of NVIDIA's, which are those of all devices of the pool."""
+    takes: Counters
+    """What it takes of the pool's counters."""
     entry: Entry
 
 
@@ -170,6 +243,7 @@ def entries(
     evicted: Collection[str],
     offset: float,
     before: Mapping[str, Made],
+    takes: Mapping[str, Counters] = MappingProxyType({}),
 ) -> dict[str, Made]:
     """The devices of a pool as its slices have them, by name.
 
@@ -183,20 +257,28 @@ def entries(
         evicted: the names of devices whose pods are evicted.
         offset: from monotonic to wall clock seconds.
         before: what this returned last: what has not changed is the same object.
+        takes: device → what it takes of the pool's counters.
     """
     names = dict.fromkeys(name for it in offered for name, values in it.device.attributes.items() if values)
-    ours = {_identifier(name): name for name in sorted(names) if name not in _OURS_ALREADY}
+    theirs = _nvidias(it.device for it in offered)
+    twice = {_NVIDIAS[name] for name in theirs}
+    by_need = sorted(names.keys() - _OURS_ALREADY, key=lambda name: (name in twice, name))
+    ours = {_identifier(name): name for name in by_need[: _MOST_ATTRIBUTES - _OTHERS - len(theirs)]}
     numbers = {name for name, it in (known or {}).items() if it.ranged or it.pattern == NUMBER.pattern}
-    written = tuple(ours)
+    written = (*ours, *theirs)
     made: dict[str, Made] = {}
     for it in offered:
         is_evicted = it.name in evicted
         old = before.get(it.name)
-        if old and old.is_evicted is is_evicted and old.names == written and _is_same(old.offer, it):
+        taken = takes.get(it.name, {})
+        is_as_it_was = old and (old.is_evicted, old.names, old.takes) == (is_evicted, written, taken)
+        if old and is_as_it_was and _is_same(old.offer, it):
             made[it.name] = old
             continue
-        entry = _entry(it, resource, ours, numbers, driver, is_evicted=is_evicted, offset=offset)
-        made[it.name] = Made(it, is_evicted, written, entry)
+        entry = _entry(it, resource, ours, theirs, numbers, driver, is_evicted=is_evicted, offset=offset)
+        if taken:
+            entry["consumesCounters"] = _counted(taken, "counterSet")
+        made[it.name] = Made(it, is_evicted, written, taken, entry)
     return made
 
 
@@ -209,18 +291,19 @@ def _entry(
     it: Offer,
     resource: str,
     ours: Mapping[str, str],
+    theirs: Sequence[str],
     numbers: Collection[str],
     driver: str,
     *,
     is_evicted: bool,
     offset: float,
 ) -> Entry:
+    domain = "" if driver == NVIDIA else f"{NVIDIA}/"
     attributes: Entry = {"resource": {"string": resource_value(resource)}, **dict(_standard(it.device))}
-    attributes.update(_nvidias(it.device, driver))
-    capacity = dict(_capacity(it))
+    attributes.update((f"{domain}{name}", value) for name, value in _as_nvidia(it.device, theirs))
+    capacity = dict(_capacity(it, *("", domain)[: 1 + bool(theirs)]))
     for written, name in ours.items():
-        if len(attributes) + len(capacity) < _MOST_ATTRIBUTES:
-            attributes.setdefault(written, _value(it.device.attributes.get(name, ()), is_number=name in numbers))
+        attributes.setdefault(written, _value(it.device.attributes.get(name, ()), is_number=name in numbers))
     entry: Entry = {"name": it.name, "attributes": attributes}
     if capacity:
         entry["capacity"] = capacity
@@ -249,28 +332,40 @@ def _standard(device: Device) -> Iterator[tuple[str, Entry]]:
         yield _NUMA, {"int": device.numa_node}
 
 
-def _nvidias(device: Device, driver: str) -> Iterator[tuple[str, Entry]]:
-    """What NVIDIA's driver says of its GPUs and MIG devices, so that selectors made for it find them."""
-    told = {name: values[0] for name, values in device.attributes.items() if values}
-    if told.get("vendor") != "10de" or "uuid" not in told:
-        return
-    domain = "" if driver == NVIDIA else f"{NVIDIA}/"
-    values = {
-        "type": "mig" if "gi" in told else "gpu",
-        "uuid": told["uuid"],
-        "productName": told.get("model", ""),
-        "profile": told.get("profile", "") if "gi" in told else "",
-        "parentUUID": told.get("parent", "") if "gi" in told else "",
-    }
-    for name, value in values.items():
-        if value:
-            yield f"{domain}{name}", {"string": _text(value)}
+def _as_nvidia(device: Device, names: Iterable[str]) -> Iterator[tuple[str, Entry]]:
+    """These of what NVIDIA's driver says of its GPUs and MIG devices, so that selectors made for it find them."""
+    told = {name: ",".join(values) for name, values in device.attributes.items()}
+    if _is_nvidias(device):
+        told["type"] = "mig" if "gi" in told else "gpu"
+    else:
+        told = {}  # another vendor's in the same pool
+    for name in names:
+        value = told.get(_NVIDIAS[name], "")
+        yield name, {"version": _version(value)} if name.endswith(_OF_VERSIONS) else {"string": _text(value)}
 
 
-def _capacity(it: Offer) -> Iterator[tuple[str, Entry]]:
+def _nvidias(devices: Iterable[Device]) -> list[str]:
+    """What NVIDIA's driver would say of the devices of a pool: always the same, and what only some have if one has it."""
+    theirs = [it for it in devices if _is_nvidias(it)]
+    had = {name for it in theirs for name, values in it.attributes.items() if any(values)}
+    return [name for name, of in _NVIDIAS.items() if theirs and (of in had or name not in _OF_SOME)]
+
+
+def _is_nvidias(device: Device) -> bool:
+    return device.attributes.get("vendor") == ("10de",) and any(device.attributes.get("uuid", ()))
+
+
+def _version(value: str) -> str:
+    """A version as NVIDIA's driver writes it, of three numbers: `580.159.4` for `580.159.04`; one that is not known is 0.0.0."""
+    numbers = re.match(r"([0-9]{1,9})(?:\.([0-9]{1,9}))?(?:\.([0-9]{1,9}))?", value)
+    return ".".join(str(int(it or 0)) for it in (numbers.groups() if numbers else ("", "", "")))
+
+
+def _capacity(it: Offer, *domains: str) -> Iterator[tuple[str, Entry]]:
     """Its memory, which backends tell in MiB, and how many claims may share it."""
     if (memory := it.device.attributes.get("memory", ())) and memory[0].isdigit():
-        yield "memory", {"value": _binary(int(memory[0]))}
+        for domain in domains:
+            yield f"{domain}memory", {"value": _binary(int(memory[0]))}
     if it.tokens:
         policy = {"default": "1", "validRange": {"min": "1", "step": "1"}}
         yield TOKENS, {"value": decimal(it.tokens), "requestPolicy": policy}
@@ -335,9 +430,10 @@ class Wanted(Struct, frozen=True):
 
     name: str
     pool: str
-    devices: Sequence[Entry]
+    spec: Mapping[str, Sequence[Entry]]
+    """Its devices, or sets of counters: never both in one slice."""
     content: bytes
-    """The digest of its devices."""
+    """The digest of these."""
 
 
 class Seen(Struct, frozen=True):
@@ -354,12 +450,18 @@ class Seen(Struct, frozen=True):
     """As `Wanted.content`, or of what the API server made of that."""
 
 
-def wanted(node: str, driver: str, pool: str, devices: Sequence[Entry]) -> list[Wanted]:
+def wanted(node: str, driver: str, pool: str, devices: Sequence[Entry], counters: Counters) -> list[Wanted]:
     """The slices of a pool: one at least, since one that is empty can be filled in one step."""
-    parts = [devices[at : at + MOST_DEVICES] for at in range(0, len(devices), MOST_DEVICES)] or [devices]
+    parts: list[dict[str, Sequence[Entry]]] = [{"devices": part} for part in _cut(devices, MOST_DEVICES)]
+    parts += [{"sharedCounters": part} for part in _cut(_counted(counters, "name"), _MOST_SETS)]
     return [
-        Wanted(slice_name(node, driver, pool, number), pool, part, digest_of(part)) for number, part in enumerate(parts)
+        Wanted(slice_name(node, driver, pool, number), pool, part, digest_of(**part))
+        for number, part in enumerate(parts or [{"devices": devices}])
     ]
+
+
+def _cut(every: Sequence[Entry], most: int) -> Iterator[Sequence[Entry]]:
+    return (every[at : at + most] for at in range(0, len(every), most))
 
 
 class Write(Struct, frozen=True):
@@ -413,9 +515,10 @@ def plan(
     return writes
 
 
-def digest_of(devices: Any) -> bytes:
-    """A digest of a slice's devices, the same for what the API server would take for the same."""
-    return hashlib.blake2b(msgspec.json.encode(devices, order="deterministic"), digest_size=16).digest()
+def digest_of(devices: Any = (), sharedCounters: Any = ()) -> bytes:  # noqa: N803  # as the API server writes it
+    """A digest of what a slice has, the same for what the API server would take for the same."""
+    encoded = msgspec.json.encode((devices, sharedCounters), order="deterministic")
+    return hashlib.blake2b(encoded, digest_size=16).digest()
 
 
 def body(write: Write, node: str, driver: str, owner: Mapping[str, Any]) -> Entry:
@@ -439,6 +542,6 @@ def body(write: Write, node: str, driver: str, owner: Mapping[str, Any]) -> Entr
             "driver": driver,
             "nodeName": node,
             "pool": {"name": write.slice.pool, "generation": write.generation, "resourceSliceCount": write.count},
-            "devices": list(write.slice.devices),
+            **write.slice.spec,
         },
     }

@@ -324,9 +324,9 @@ class Inventory:
         """The devices that no resource has; `why` has the reasons."""
         return sorted((found for found in self._all() if found.placed is None), key=lambda found: found.ref)
 
-    def placed(self) -> list[Found]:
-        """The devices that a resource has."""
-        return [found for found in self._all() if found.placed is not None]
+    def placed_in(self, resource: str) -> tuple[Found, ...]:
+        """The devices that one resource has: the same object while these are the same, with the same IDs."""
+        return self._lists[resource].devices if resource in self._lists else ()
 
     def without_place(self) -> list[tuple[Found, str]]:
         """The devices that no resource has, each with the one that had no room for it, if one would have it."""
@@ -395,10 +395,9 @@ class Inventory:
     def _withdraw(self, found: Found, slots: set[SlotKey]) -> None:
         """Take a device out of the list it is in; its IDs, of which `slots` gets all, have no device then."""
         if (place := found.placed) is not None:
-            found.placed, owners = None, self._lists[place.resource].owners
-            for device_id in place.ids:
-                del owners[device_id]
-                slots.add((place.resource, device_id))
+            found.placed = None
+            self._lists[place.resource].leave(found, place.ids)
+            slots.update((place.resource, device_id) for device_id in place.ids)
 
     # --- who gets what ---
 
@@ -409,7 +408,8 @@ class Inventory:
         found, held, alone = self._connected(stale, slots)
         decision = decide(self.selection, found, self._health, held, self._foreign)
         loose, again = set(slots), set[SlotKey]()
-        changed = [it for it in found if decision.placed.get(it) is not it.placed]
+        differ = (it for it in found if decision.placed.get(it) is not it.placed)
+        changed = sorted(differ, key=lambda it: it.ref)  # `found` is a set: in this order a list has its devices
         self.revision += bool(changed)
         for it in changed:
             self._withdraw(it, loose)
@@ -418,7 +418,7 @@ class Inventory:
                 it.placed = place
                 if place.value or place.resource not in self._lists:
                     again |= self._bring(place.resource, it.backend, place.value)
-                self._lists[place.resource].owners.update(dict.fromkeys(place.ids, it))
+                self._lists[place.resource].join(it, place.ids)
         for name, of_list in decision.lists.items():
             self._lists[name].write(of_list)
         for name, device_id in loose:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from agent.inventory.selection import Found
 from agent.model import HEALTHY, Health, Held, Slot, Snapshot
@@ -20,10 +20,31 @@ class Listing:
         self.claims: dict[str, Held] = {}  # ID → the pod's claim
         self.dirty = True  # is another snapshot due?
         self.omitted = 0
+        self._placed: dict[Found, None] = {}  # the devices behind all of them
+        self._devices: tuple[Found, ...] | None = ()
         self._generation = 0
         self._changed: set[str] = set()
         self._undated: set[str] = set()  # IDs with a health that does not say since when
         self._listed: Mapping[str, Slot] = {}  # by the last snapshot
+
+    @property
+    def devices(self) -> tuple[Found, ...]:
+        """Those that the resource has; the same object until one joins or leaves, or has other IDs."""
+        if self._devices is None:
+            self._devices = tuple(self._placed)
+        return self._devices
+
+    def join(self, found: Found, ids: Collection[str]) -> None:
+        """A device has these IDs here from now on."""
+        self._placed[found], self._devices = None, None
+        self.owners.update(dict.fromkeys(ids, found))
+
+    def leave(self, found: Found, ids: Collection[str]) -> None:
+        """It has them no more."""
+        del self._placed[found]
+        self._devices = None
+        for device_id in ids:
+            del self.owners[device_id]
 
     def write(self, decided: Mapping[str, Slot]) -> None:
         """Write these slots, a thousand of one device at once; one that says what is there already stays as it is."""

@@ -286,7 +286,8 @@ class Shortfall:
         seen: dict[tuple[str, str], Device] = {}
         behind: dict[str, Device] = {}
         former: list[Place] = []
-        async for placed in in_batches(inventory.placed()):
+        every = [found for name in inventory.names() for found in inventory.placed_in(name)]
+        async for placed in in_batches(every):
             for found in placed:
                 if found.placed is not None:
                     place = found.placed.resource, found.device.key

@@ -28,7 +28,7 @@ from agent.kubelet.other_plugins import Offer
 from agent.kubelet.preference import Prefer, plain
 from agent.kubelet.transport.server import refusal
 from agent.runtime.counts import Counts
-from agent.runtime.errors import brief_list
+from agent.runtime.errors import brief_list, some
 from agent.runtime.pacing import Credit
 from agent.runtime.running_time import STEP, Running
 from backends.base import AllocationRefused
@@ -408,7 +408,9 @@ class Plugin:
         try:
             if self.relay is not None:
                 with suppress(StandbyLostError):
-                    return await self.relay.allocate(self.resource, ids)
+                    given = await self.relay.allocate(self.resource, ids)
+                    await self._see_that_none_left(ids)
+                    return given
             self._see_that_we_serve(was_silent=was_silent)
             given = await self._allocate_ids(self.resource, ids, self._was_told)
             self._see_that_we_serve(was_silent=was_silent)
@@ -418,6 +420,14 @@ class Plugin:
             raise refusal(Status.FAILED_PRECONDITION, refused.sentence) from None
         self._counts.allocations[self.resource, "granted"] += 1
         return given
+
+    async def _see_that_none_left(self, ids: Sequence[str]) -> None:
+        """Refuse what a list of ours lacked while another agent answered: that agent does not know of it (kubelet contract: A7.1)."""
+        await self._until_back(ids)
+        if gone := sorted(self._left.keys() & set(ids)):
+            raise AllocationRefused(
+                f"{some(gone)} of {self.resource} was gone while this request waited. Create the pod again."
+            )
 
     def _see_that_we_serve(self, *, was_silent: bool = True) -> None:
         """Refuse where another plugin or agent has the name by now: its list may lack what we would give.

@@ -1,7 +1,7 @@
 """Keeps connections to one HTTP server, and speaks HTTP/1.1 on them (h11): one request at a time on each.
 
 A request that finds all connections at work opens another, up to `MOST`; one that has nothing to do is closed after a while. h11 is
-what uvicorn has, too: a client of its own (httpx) takes 5 ms for a request and 5 MB.
+what uvicorn has, too: a client of its own (httpx) takes 5 ms more for each of 64 requests at once, and 7 MB.
 """
 
 from __future__ import annotations

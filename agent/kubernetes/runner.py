@@ -195,7 +195,7 @@ async def connected(connect: Callable[[], Any], run: Callable[[Api], Awaitable[N
 
 
 def load_client() -> tuple[ModuleType, ModuleType]:
-    """The client, with h11 and TLS, which most nodes can do without, and the event loop for 50 ms."""
+    """The client, with h11 and TLS, which most nodes can do without; importing it blocks."""
     from agent.kubernetes import client, identity  # noqa: PLC0415
 
     return client, identity

@@ -46,6 +46,12 @@ class Counts(Struct):
     """Containers by (resource, result), of `ALLOCATION_RESULTS`."""
     allocating: Histogram = field(default_factory=Histogram)
     """Allocates, from the request to the reply."""
+    prepares: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Preparations of ResourceClaims by (resource, result), of `PREPARE_RESULTS`; without a resource where the claim is not known."""
+    preparing: Histogram = field(default_factory=Histogram)
+    """Preparations, each from the request to what is answered for its claim."""
+    slice_writes: Counter[str] = field(default_factory=Counter)
+    """ResourceSlices that were made, replaced or deleted, by result, of `SLICE_RESULTS`."""
     preferring: Histogram = field(default_factory=Histogram)
     """GetPreferredAllocations, from the request to the reply."""
     uevents: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -63,10 +69,12 @@ class Counts(Struct):
 
     def forget(self, resource: str) -> None:
         """Drop what was counted of a resource that is served no more: templates may give names without end."""
-        for counter in (self.transitions, self.registrations, self.allocations):
+        for counter in (self.transitions, self.registrations, self.allocations, self.prepares):
             for key in [key for key in counter if key[0] == resource]:
                 del counter[key]
 
 
 REGISTRATION_RESULTS: Final = ("registered", "refused", "unreachable")
 ALLOCATION_RESULTS: Final = ("granted", "refused")
+PREPARE_RESULTS: Final = ("prepared", "refused")
+SLICE_RESULTS: Final = ("written", "failed")

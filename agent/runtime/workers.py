@@ -111,3 +111,62 @@ class Workers:
                 if isinstance(error, Exception) and not isinstance(error, StopIteration)
                 else RuntimeError(f"raised {shown(error)}")
             )
+
+
+class OneAtATime:
+    """Runs blocking calls in one thread. Those that come meanwhile are its next turn: to wake it takes as long as they do.
+
+    While one hangs, the others wait; what nobody waits for any more is not begun.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._workers = Workers(name, limit=1)
+        self._waiting: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
+        self._is_busy = False
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """What a call gives, or raises.
+
+        Raises:
+            NoWorkerError: the system has no thread to give.
+        """
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append((call, done))
+        if not self._is_busy:
+            self._next()
+        return await done
+
+    def _next(self) -> None:
+        turn = [(call, done) for call, done in self._waiting if not done.done()]
+        self._waiting.clear()
+        if not turn:
+            return
+        try:
+            running = self._workers.start(lambda: [_outcome(call) for call, _ in turn])
+        except NoWorkerError as error:
+            for _, done in turn:
+                done.set_exception(error)
+            return
+        self._is_busy = True
+        running.add_done_callback(lambda it: self._finish([done for _, done in turn], it.result()))
+
+    def _finish(self, turn: list[asyncio.Future[Any]], outcomes: list[tuple[Any, Exception | None]]) -> None:
+        self._is_busy = False
+        for done, (result, error) in zip(turn, outcomes, strict=True):
+            if not done.done():
+                if error is None:
+                    done.set_result(result)
+                else:
+                    done.set_exception(error)
+        self._next()
+
+    def close(self) -> None:
+        """End the thread once it is back; `run` makes another."""
+        self._workers.close()
+
+
+def _outcome(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return call(), None
+    except Exception as error:  # noqa: BLE001  # handed on to the caller
+        return None, error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import select
 import threading
 import time
@@ -10,12 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import anyio
 import anyio.to_thread
 from msgspec import Struct
 
 from agent.discovery.sources.inotify import CREATE, DELETE, MOVED_TO, Inotify
-from agent.simulation.changes import Change, Kind, ResourceView
+from agent.simulation.changes import GONE, Change, Kind
 from agent.simulation.kubelet import Kubelet
+from agent.simulation.objects import Objects
 
 _PATIENCE = 5.0  # seconds for a change to reach the kubelet
 
@@ -50,9 +53,18 @@ class _Moment(NamedTuple):
 class Stage:
     """Lets things happen to the hardware and measures how long the kubelet took to learn of them."""
 
-    def __init__(self, kubelet: Kubelet, directories: Collection[Path]) -> None:
-        """Listen from now on; `directories` are where the kernel tells of the acts' effects."""
-        self.kubelet = kubelet
+    def __init__(
+        self, kubelet: Kubelet, directories: Collection[Path], objects: Objects, pools: Mapping[str, str]
+    ) -> None:
+        """Listen from now on.
+
+        Args:
+            kubelet: what is told of resources by their plugins.
+            directories: where the kernel tells of the acts' effects.
+            objects: what an API server has.
+            pools: the resources of which that is told → their pools.
+        """
+        self.kubelet, self.objects, self._pools = kubelet, objects, pools
         self.outcomes: list[Outcome] = []
         self._inotify = Inotify()
         for directory in directories:
@@ -75,27 +87,51 @@ class Stage:
     async def act(self, resource: str, device: str, entry: str, effect: Callable[[], None]) -> Outcome | None:
         """Run a blocking effect on the directory entry `entry`; how `device` of `resource` changed with it.
 
-        None if nothing reached the kubelet in time.
+        None if nothing reached the kubelet, or the API server where that is told of the resource, in time.
         """
-        seen: list[tuple[Change, _Moment]] = []
+        seen: asyncio.Future[tuple[str, _Moment]] = asyncio.get_running_loop().create_future()
+        pool = self._pools.get(resource)
+        before = self.pool_health(pool).get(device, GONE) if pool else ""
 
         def note(change: Change) -> None:
-            if change.kind is Kind.LIST and change.resource == resource and device in change.devices():
-                seen.append((change, _Moment(change.at, _waited())))
+            is_it = change.kind is Kind.LIST and change.resource == resource and device in change.devices()
+            if is_it and not seen.done():
+                seen.set_result((change.devices()[device], _Moment(change.at, _waited())))
 
-        unsubscribe = self.kubelet.subscribe(note)
+        def note_slice() -> None:
+            health = self.pool_health(pool).get(device, GONE) if pool else ""
+            if health != before and not seen.done():
+                seen.set_result((health, _Moment(time.perf_counter(), _waited())))
+
+        unsubscribe = self.kubelet.subscribe(note), self.objects.subscribe(note_slice)
         began = _Moment(time.perf_counter(), _waited())
         self._entry, self._told = entry, {}
         try:
             await anyio.to_thread.run_sync(effect)
-            await self.kubelet.wait_for(lambda _: bool(seen), _PATIENCE)
+            with anyio.fail_after(_PATIENCE):
+                health, came = await seen
         except TimeoutError:
             return None
         finally:
-            unsubscribe()
-        outcome = _outcome(*seen[0], device, began, self._told.get(entry, began))
+            for end in unsubscribe:
+                end()
+        outcome = _outcome(resource, health, came, device, began, self._told.get(entry, began))
         self.outcomes.append(outcome)
         return outcome
+
+    def pool_health(self, pool: str) -> dict[str, str]:
+        """The devices of a pool, each with what its taints say of it."""
+        return {
+            it["name"]: "Unhealthy" if any(one["effect"] != "None" for one in it.get("taints", ())) else "Healthy"
+            for it in self.objects.pool(pool)
+        }
+
+    def view(self) -> list[tuple[str, int, int]]:
+        """Name, capacity and allocatable of each resource, by name; in slices it is what is there and has no taint."""
+        by_plugin = {name: (it.capacity, it.allocatable) for name, it in self.kubelet.resources.items()}
+        healths = {name: list(self.pool_health(pool).values()) for name, pool in self._pools.items()}
+        by_claim = {name: (len(of), of.count("Healthy")) for name, of in healths.items()}
+        return [(name, *numbers) for name, numbers in sorted({**by_plugin, **by_claim}.items())]
 
     async def restart_kubelet(self) -> float:
         """Restart the kubelet; the milliseconds from its socket's creation until every resource is registered."""
@@ -107,13 +143,13 @@ class Stage:
         return (time.perf_counter() - started) * 1000
 
 
-def _outcome(change: Change, came: _Moment, device: str, began: _Moment, told: _Moment) -> Outcome:
+def _outcome(resource: str, health: str, came: _Moment, device: str, began: _Moment, told: _Moment) -> Outcome:
     kernel = max(min(told.at, came.at) - began.at, 0.0)
     waited = min(max(came.waited - told.waited, 0.0), came.at - began.at - kernel)
     return Outcome(
-        change.resource,
+        resource,
         device,
-        change.devices()[device],
+        health,
         latency_ms=round((came.at - began.at) * 1000, 2),
         kernel_ms=round(kernel * 1000, 2),
         waited_ms=round(waited * 1000, 2),
@@ -127,8 +163,3 @@ def _waited() -> float:
         with suppress(OSError, IndexError):  # it has ended, or this kernel does not count (CONFIG_SCHED_INFO)
             total += int((thread / "schedstat").read_text().split()[1])
     return total / 1e9
-
-
-def view(resources: Mapping[str, ResourceView]) -> list[tuple[str, int, int]]:
-    """Name, capacity and allocatable of each resource, by name."""
-    return [(name, found.capacity, found.allocatable) for name, found in sorted(resources.items())]

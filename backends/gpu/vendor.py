@@ -125,11 +125,17 @@ def withheld(device: Device, why: str) -> Device:
     return replace(device, unusable=why, nodes=(), mounts=(), attributes=attributes)
 
 
+LIBRARY_ATTRIBUTES: Final = (
+    "addressing_mode", "architecture", "brand", "compute_capability", "cuda_version", "driver_version"
+)  # fmt: skip
+"""Of NVIDIA's GPUs, mostly known by its library, which is asked for them only where a resource needs them."""
+
 ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     **pci.ATTRIBUTES,
     "boot_display": one_of("yes", "no"),
     "platform": one_of("tegra", "wsl"),
     **dict.fromkeys(("uuid", "serial", "model", "parent", "profile", "monitoring", "node_numbers"), TEXT),
+    **dict.fromkeys(LIBRARY_ATTRIBUTES, TEXT),
     **dict.fromkeys(("partition", "compute_partition", "memory_partition"), TEXT),
     **dict.fromkeys(("minor", "gi", "ci", "memory"), NUMBER),
     "index": Attribute("a number, of a MIG device two, as in '0:1'", "[0-9]+(:[0-9]+)?"),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 _CHUNK: Final = 1 << 20  # bytes of one read
+_FRESH: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _KINDS: Final = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFCHR: "a character device",
@@ -88,15 +89,20 @@ def replace(path: Path, data: bytes, mode: int = 0o600, *, synced: bool = False)
         OSError: what was there before is there still, or the name may not be on the disk yet.
     """
     fresh = unfinished(path)
-    fresh.unlink(missing_ok=True)
-    file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
-        with os.fdopen(file, "wb") as opened:
+        file = os.open(fresh, _FRESH, mode)
+    except FileExistsError:
+        fresh.unlink()
+        file = os.open(fresh, _FRESH, mode)
+    try:
+        try:
             os.fchmod(file, mode)  # independent of the umask
-            opened.write(data)
-            opened.flush()
+            while data:
+                data = data[os.write(file, data) :]
             if synced:
                 os.fsync(file)
+        finally:
+            os.close(file)
         fresh.rename(path)
     except OSError:
         with suppress(OSError):

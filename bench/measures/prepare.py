@@ -19,12 +19,12 @@ from agent.kubernetes.client import ApiClient
 from agent.kubernetes.identity import Identity
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.workers import Workers
+from agent.simulation.objects import GROUP
 from bench import messages
 from bench.figures import Figure, figure
 from bench.names import device_names
 from bench.processes import OnNodes
 from tests.apiserver import NODE, TOKEN, ApiServer
-from tests.objects import GROUP
 
 AT_ONCE: Final = 64
 _DRIVER: Final = "fairlead.dev"

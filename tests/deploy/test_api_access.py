@@ -167,7 +167,7 @@ def test_of_slices_the_policy_lets_those_of_the_own_node_be_written_as_the_agent
     assert (rule["resources"], rule["operations"]) == (["resourceslices"], ["CREATE", "UPDATE", "DELETE"])
     of_node, of_metadata = (" ".join(it["expression"].split()) for it in spec["validations"])
     assert of_node.startswith("variables.node != '' && variables.versions.all(it, has(it.spec.nodeName) &&")
-    write = Write("s", "p", "", Wanted("s", "p", [], b""), 1, 1)
+    write = Write("s", "p", "", Wanted("s", "p", {"devices": []}, b""), 1, 1)
     document = body(write, "n", "d", {"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u", "controller": True})
     assert document["spec"]["nodeName"] == "n"
     assert document["metadata"].keys() == {"name", "ownerReferences"}

@@ -25,7 +25,19 @@ from agent.runtime.errors import FairleadError
 from agent.simulation.plugin_connections import Handler
 from agent.simulation.pods import Phase
 from agent.simulation.sockets import Version
-from tests.deterministic.world import KUBELETS, LATE, RIVALS, SHARED, STUB, WIDGET, UnfitError, World
+from tests.deterministic.claims import CLAIMED
+from tests.deterministic.world import (
+    CLAIMS_END,
+    KUBELETS,
+    LATE,
+    RIVALS,
+    SHARED,
+    STUB,
+    WIDGET,
+    AgentProcess,
+    UnfitError,
+    World,
+)
 from tests.simulation.plugin import ToyPlugin, devices
 
 Body = Callable[[World, random.Random], AsyncIterator[None]]
@@ -41,17 +53,19 @@ class Fault(Struct, frozen=True):
     """How often it happens, compared with others."""
     touches: frozenset[str]
     happen: Callable[[World, random.Random], AbstractAsyncContextManager[None]]
+    of_claims: bool = False
+    """Does it take dynamic resource allocation?"""
 
 
 FAULTS: Final[dict[str, Fault]] = {}
 
 
-def fault(weight: int, *touches: str) -> Callable[[Body], Body]:
+def fault(weight: int, *touches: str, of_claims: bool = False) -> Callable[[Body], Body]:
     """Add a row."""
 
     def add(body: Body) -> Body:
         name = body.__name__.replace("_", " ")
-        FAULTS[name] = Fault(name, weight, frozenset(touches), asynccontextmanager(body))
+        FAULTS[name] = Fault(name, weight, frozenset(touches), asynccontextmanager(body), of_claims)
         return body
 
     return add
@@ -77,6 +91,92 @@ async def a_container_restarts(w: World, rng: random.Random) -> AsyncIterator[No
     if pods := sorted((it.pod for it in w.running() if it.phase is Phase.RUNNING), key=lambda it: it.name):
         chosen = rng.choice(pods)
         w.admitting(lambda: w.kubelet.restart_container(chosen, "main"))
+    yield
+
+
+# --- claims ---
+
+
+@fault(14, of_claims=True)
+async def a_claim_comes(w: World, rng: random.Random) -> AsyncIterator[None]:
+    w.claims.come()
+    yield
+
+
+@fault(10, of_claims=True)
+async def a_claim_ends(w: World, rng: random.Random) -> AsyncIterator[None]:
+    w.claims.go(rng)
+    yield
+
+
+@fault(6, "device directory", "claimed nodes", of_claims=True)
+async def claimed_nodes_are_unplugged(w: World, rng: random.Random) -> AsyncIterator[None]:
+    units = rng.sample(sorted(w.claims.model.hardware[CLAIMED]), rng.choice([1, 1, 3]))
+    w.node.unlink(*units)
+    with w.claims.model.without(CLAIMED, *units):
+        w.disturb()
+        yield
+    w.node.mknod(*units)
+
+
+@fault(3, "claimed nodes", of_claims=True)
+async def claimed_nodes_come_and_go_in_a_burst(w: World, rng: random.Random) -> AsyncIterator[None]:
+    units = rng.sample(sorted(w.claims.model.hardware[CLAIMED]), rng.choice([1, 3]))
+    for _ in range(rng.randint(2, 30)):
+        w.disturb()
+        w.node.unlink(*units)
+        await asyncio.sleep(rng.choice([0, 0.001, 0.3]))
+        w.node.mknod(*units)
+        await asyncio.sleep(rng.choice([0, 0.001, 0.3]))
+        w.disturb()
+    yield
+
+
+@fault(3, of_claims=True)
+async def somebody_deletes_the_slices(w: World, rng: random.Random) -> AsyncIterator[None]:
+    w.claims.delete_slices()
+    yield
+
+
+@fault(3, "API server", of_claims=True)
+async def the_api_server_is_away(w: World, rng: random.Random) -> AsyncIterator[None]:
+    """What does not answer is asked again after ten seconds at most."""
+    with w.claims.model.unseen():
+        w.claims.api.is_away = True
+        yield
+        w.claims.api.is_away = False
+        await asyncio.sleep(12.0)
+    w.disturb()
+
+
+@fault(3, "configuration", "agent", "API server", "claimed nodes", "kubelet", "checkpoint", of_claims=True)
+async def a_resource_is_switched_to_device_plugins_and_back(w: World, rng: random.Random) -> AsyncIterator[None]:
+    """What claims have stays theirs, and so does what pods have from before: what is free is offered by one API at a time."""
+    claims, hardware = w.claims, w.model.hardware
+    with claims.model.unseen(), w.model.unsure(CLAIMED, *claims.model.hardware[CLAIMED]):
+        claims.is_switched = True
+        w.configure()
+        hardware[CLAIMED] = {unit: (unit,) for unit in claims.model.hardware[CLAIMED]}
+        for _ in range(3):
+            await asyncio.sleep(2.0 * rng.random())
+            w.pod_asks(CLAIMED, 1)
+        yield
+        claims.is_switched = False
+        w.configure()
+        for _ in range(3):
+            await asyncio.sleep(2.0 * rng.random())
+            claims.come()
+        for status in w.running():
+            if CLAIMED in status.pod.containers[0].resources:
+                w.end_pod(status)
+        await asyncio.sleep(CLAIMS_END)  # until both witnesses know that
+        del hardware[CLAIMED]
+    w.disturb()
+
+
+@fault(2, of_claims=True)
+async def watches_are_too_old(w: World, rng: random.Random) -> AsyncIterator[None]:
+    w.claims.objects.forget()
     yield
 
 
@@ -318,12 +418,32 @@ async def a_hand_over_goes_wrong(w: World, rng: random.Random) -> AsyncIterator[
                 victim.process.faults.add("disk-slow")
         yield
         victim.process.faults.discard("disk-slow")
-        if not first.process.is_dead:
-            await asyncio.wait([ending])
-        ending.cancel()
-        if not w.agents:
-            await w.start_agent().is_ready()
-        await asyncio.sleep(12.0)
+        await _end_hand_over(w, first, ending)
+
+
+@fault(3, "agent", "kubelet", "checkpoint")
+async def an_agent_dies_at_some_turn_of_a_hand_over(w: World, rng: random.Random) -> AsyncIterator[None]:
+    """Either of both: what takes no time has many turns."""
+    first, second = w.agent, w.start_agent()
+    await second.is_ready()
+    with w.model.unseen():
+        ending = asyncio.create_task(first.end())
+        await asyncio.sleep(rng.choice([0.0, 0.0, 0.05, 0.5]) * rng.random())
+        for _ in range(rng.randrange(rng.choice([10, 30, 100, 300]))):
+            await asyncio.sleep(0)
+        if (victim := rng.choice([first, second])) in w.agents:
+            victim.get(signal.SIGKILL)
+        yield
+        await _end_hand_over(w, first, ending)
+
+
+async def _end_hand_over(w: World, first: AgentProcess, ending: asyncio.Task[None]) -> None:
+    if not first.process.is_dead:
+        await asyncio.wait([ending])
+    ending.cancel()
+    if not w.agents:
+        await w.start_agent().is_ready()
+    await asyncio.sleep(12.0)
 
 
 @fault(4, "disk")

@@ -35,6 +35,7 @@ STEPS: Final = 150
 _WAITS: Final = (0.0, 0.001, 0.02, 0.3, 0.3, 1.0, 1.0, 3.0, 3.0, 30.0)
 _LASTS: Final = (0.0, 0.01, 0.3, 1.0, 3.0, 10.0, 30.0)
 _PACES: Final = (0.0, 0.0, 0.00002, 0.0002)
+_WITH_CLAIMS: Final = 3  # of so many runs one has a resource that is served by dynamic resource allocation
 _STARTED: Final = 4.0  # seconds until the kubelet must have the first lists
 
 
@@ -83,7 +84,9 @@ class Result(Struct):
 
 def steps_of(seed: int, number: int = STEPS) -> list[Step]:
     """What happens in the run of a seed."""
-    rng, rows = random.Random(seed), list(FAULTS.values())
+    rng = random.Random(seed)
+    has_claims = random.Random(seed ^ 0xC1A1).randrange(_WITH_CLAIMS) == 0
+    rows = [it for it in FAULTS.values() if has_claims or not it.of_claims]
     weights = [it.weight for it in rows]
     return [
         Step(
@@ -159,7 +162,7 @@ def run(seed: int, steps: Sequence[Step], root: Path) -> Result:
     _tame_inotify(machine, root)
     garbage.settle = garbage.hide = lambda: None
     flapping.FAILURES = 10**9  # type: ignore[misc]  # everything here fails more often than any hardware may
-    world = World(root, loop, machine, rng)
+    world = World(root, loop, machine, rng, has_claims=any(FAULTS[it.fault].of_claims for it in steps))
     structlog.configure(
         processors=[world.logged],
         wrapper_class=structlog.make_filtering_bound_logger(20),

@@ -8,7 +8,9 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from agent.cdi.claim_files import ClaimFiles
 from agent.daemon.list_publisher import Publisher
+from agent.dra.publisher import Publisher as SlicePublisher
 from agent.inventory.lists import Listing
 from agent.kubelet import lock, plugin
 from agent.kubelet.registration import Registrar
@@ -51,6 +53,15 @@ def two_agents_hold_the_lock() -> None:
     lock._try_lock = lambda fd: True
 
 
+def specifications_of_claims_are_left() -> None:
+    ClaimFiles.remove = lambda self, uid: None  # type: ignore[method-assign]
+
+
+def slices_that_others_delete_are_not_missed() -> None:
+    take = SlicePublisher._take
+    SlicePublisher._take = lambda self, line: None if b'"DELETED"' in line else take(self, line)  # type: ignore[method-assign]
+
+
 def the_kubelets_restart_goes_unnoticed() -> None:
     async def for_ever(self: Any) -> float:
         import anyio
@@ -76,5 +87,7 @@ SABOTAGES: Final[dict[str, Callable[[], None]]] = {
         two_agents_hold_the_lock,
         the_kubelets_restart_goes_unnoticed,
         sockets_are_left_behind,
+        specifications_of_claims_are_left,
+        slices_that_others_delete_are_not_missed,
     )
 }

@@ -32,6 +32,7 @@ from agent.simulation.pods import Container, Phase, Pod, PodStatus
 from agent.simulation.sockets import Version
 from backends.chardev import CharDev
 from backends.stub import Stub
+from tests.deterministic.claims import CLAIMED, Claims
 from tests.deterministic.loop import Loop, Thread, this_thread
 from tests.deterministic.machine import PROCESS, Machine, send
 from tests.deterministic.model import Model, Units
@@ -61,14 +62,16 @@ in flight, and the kubelet crashes at our reply (A7.1): no agent can keep it fro
 _SEEN_TO_END: Final = 10.0
 """Seconds until an agent sees that a pod has ended that the kubelet has forgotten: by looks each 5 s."""
 
-_CLAIMS_END: Final = 120.0
+CLAIMS_END: Final = 120.0
 """Seconds in which both witnesses know that a pod has ended (agent.claims.ledger, agent.kubelet.pods.pod_claims)."""
 
 
 class World:
     """The node, and what has happened on it."""
 
-    def __init__(self, root: Path, loop: Loop, machine: Machine, rng: random.Random) -> None:
+    def __init__(
+        self, root: Path, loop: Loop, machine: Machine, rng: random.Random, *, has_claims: bool = False
+    ) -> None:
         self.loop, self.machine, self.rng = loop, machine, rng
         self.trace: list[str] = []
         self.violations: list[str] = []
@@ -76,7 +79,8 @@ class World:
         self.root = root
         self.node = Node(root)
         version, handler = rng.choice(KUBELETS), rng.choice(get_args(Handler))
-        self.kubelet = Kubelet(root, version=version, handler=handler, rng=random.Random(rng.random()))
+        chance = random.Random(rng.random())
+        self.kubelet = Kubelet(root, version=version, handler=handler, rng=chance, serves_dra=has_claims)
         self.kubelet.subscribe(self._changed)
         self.kubelet_process = machine.process("kubelet")
         loop.processes.append(self.kubelet_process)
@@ -98,6 +102,18 @@ class World:
         self._hung: list[Thread] = []
         self.record_delays: tuple[float, float] | None = None
         """Seconds, at least and at most, by which the kubelet writes its record late; None: at once."""
+        self._claims = Claims(self) if has_claims else None
+
+    @property
+    def claims(self) -> Claims:
+        """What is there of dynamic resource allocation.
+
+        Raises:
+            UnfitError: nothing.
+        """
+        if self._claims is None:
+            raise UnfitError
+        return self._claims
 
     # --- what happens ---
 
@@ -156,6 +172,10 @@ class World:
         if self.machine.now - self.disturbed_at > self.model.patience() and (found := self.differences()):
             self.violate(f"{self.machine.now - self.disturbed_at:.3f} s after the last fault: {'; '.join(found)}")
             self.disturb()
+        claims = self._claims
+        if claims and self.machine.now - self.disturbed_at > claims.patience() and (found := claims.differences()):
+            self.violate(f"{self.machine.now - self.disturbed_at:.3f} s after it, in slices: {'; '.join(found)}")
+            self.disturb()
 
     async def watch(self) -> None:
         """Look at the kubelet's view whenever it must be right."""
@@ -195,8 +215,11 @@ class World:
 
     def pod_comes(self, rng: random.Random) -> None:
         """A pod asks for devices; it gets them, or not, in its own time."""
-        resource = rng.choice(sorted(self.model.hardware))
-        wanted = Pod(f"pod{next(self.numbers)}", (Container("main", {resource: rng.choice([1, 1, 1, 2])}),))
+        self.pod_asks(rng.choice(sorted(self.model.hardware)), rng.choice([1, 1, 1, 2]))
+
+    def pod_asks(self, resource: str, number: int) -> None:
+        """A pod asks for so many of these."""
+        wanted = Pod(f"pod{next(self.numbers)}", (Container("main", {resource: number}),))
         self.admitting(lambda: self._admit(wanted))
 
     def admitting(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -224,6 +247,8 @@ class World:
         for (resource, device), number in users.items():
             if number > 1:
                 self.violate(f"{number} pods have {device} of {resource}")
+        if self._claims is not None:
+            self._claims.one_pod_each()
 
     def pod_goes(self, rng: random.Random) -> None:
         """One of the pods comes to its end."""
@@ -273,6 +298,9 @@ class World:
             f'{stub}file = "/dev/how"\n',
         ]
         host = {"sys": str(self.root / "sys"), "proc": str(self.root / "proc")}
+        if self._claims is not None:
+            resources += self._claims.tables
+            host["run"] = str(self.root)
         path = self.node.config(*resources, *self.extra, **host, probe="30s", resync="5m")
         if text is not None:
             path.write_text(text)
@@ -305,6 +333,8 @@ class World:
         _write_records_late(self)
         for resource in (WIDGET, SHARED):
             self.node.mknod(*self.model.hardware[resource])
+        if self._claims is not None:
+            self.node.mknod(*self._claims.model.hardware[CLAIMED])
         (self.root / "proc").mkdir()
         self._show_running()
         self.say_states()
@@ -330,13 +360,15 @@ class World:
         """Without any fault: nothing is left of pods that ended, and a pod gets a device of each resource."""
         for status in self.running():
             self.end_pod(status)
-        await asyncio.sleep(_CLAIMS_END)
+        await asyncio.sleep(CLAIMS_END)
         for resource in self.model.hardware:
             wanted = Pod(f"pod{next(self.numbers)}", (Container("main", {resource: 1}),))
             status = await self.on_kubelet(lambda wanted=wanted: self.kubelet.admit(wanted))  # type: ignore[misc]
             if status.phase is not Phase.RUNNING:
                 self.violate(f"without any fault, a pod that asks for {resource} is refused: {status.message}")
             self.kubelet.end(wanted)
+        if self._claims is not None:
+            await self._claims.at_rest()
 
     async def end(self) -> None:
         """End the agents, then the kubelet."""

@@ -23,6 +23,7 @@ from agent.kubelet.allocation import Allocator
 from agent.kubelet.prestart import Starter
 from agent.kubernetes.api import ApiError
 from agent.model import HEALTHY, Health, Held, State
+from agent.runtime.counts import Counts
 from agent.runtime.supervision.problems import Problems
 from agent.simulation.clock import Clock
 from agent.simulation.dra import ClaimKey, Drivers, Instance
@@ -131,7 +132,7 @@ class Stage:
         self.owners = Owners(self.ledger, self.inventory)
         self.jobs = Jobs(HardwareQueue(), self._look)
         self.kubelet = Kubelet(root / "k", serves_dra=True, clock=Clock(FAST))
-        self.problems = Problems()
+        self.problems, self.counts = Problems(), Counts()
         for key in "abc":
             self.found(toy(key, attributes={"is": ("toy",)}))
         self.found(toy("kvm"))
@@ -160,7 +161,7 @@ class Stage:
         cdi = Cdi(self.host, self.root / "state", self.inventory, backends)
         house = House(
             self.host, self.owners, self.ledger, self.inventory, backends, allocator, starter, cdi,
-            self.kubelet.pod_resources_socket,
+            self.kubelet.pod_resources_socket, self.counts,
         )  # fmt: skip
         config = DriverConfig(DRIVER, NODE, self.kubelet.root)
         return Driver(config, house, self.api.get, lambda: (TOY, SHARED), self.problems, wall=lambda: 1000.0)

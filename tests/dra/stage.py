@@ -15,10 +15,12 @@ from agent.dra.publisher import Publisher, Settings
 from agent.dra.slices import Eviction
 from agent.inventory.inventory import Inventory
 from agent.model import Health, Held, ResourceClaim
+from agent.runtime.counts import Counts
 from agent.runtime.supervision.problems import Problems
+from agent.simulation.objects import Objects
 from backends.base import Backend, Device, Resource
 from tests.fakes import KIND, Fake, by_unit, resource
-from tests.objects import CalledObjects, Objects
+from tests.objects import CalledObjects
 from tests.wait import settled
 
 DRIVER, NODE = "fairlead.dev", "worker-1"
@@ -43,10 +45,10 @@ class Stage:
         self.inventory = Inventory(resources, backends)
         self.objects = Objects(NODE)
         self.api = CalledObjects(self.objects)
-        self.problems = Problems()
+        self.problems, self.counts = Problems(), Counts()
         self.clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
         settings = Settings(DRIVER, NODE, frozenset(no_execute), Eviction(after, 1))
-        self.publisher = Publisher(settings, self.inventory, backends, self.problems, clock=self.clock)
+        self.publisher = Publisher(settings, self.inventory, backends, self.problems, self.counts, clock=self.clock)
 
     def find(self, *devices: Device) -> None:
         """A scan has found these, and no others in their units."""

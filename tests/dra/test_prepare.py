@@ -169,6 +169,20 @@ async def test_each_share_of_a_device_has_a_token_of_its_own_and_all_of_them_are
     assert stage.held() == {"kvm::2": "two", "kvm::0": "three"}
 
 
+async def test_devices_of_one_resource_that_share_a_node_by_configuration_may_be_of_two_claims(stage: Stage) -> None:
+    """As bundles of chardev with a path that has a `limit`; what one of them is may not, whatever it is called now."""
+    both = frozenset({"node:c:10:229"})
+    for key in "xy":
+        own = frozenset({f"toy:{key}"})
+        stage.found(toy(key, hardware=own | both, exclusive=own, identity=key, attributes={"is": ("toy",)}))
+    await stage.admit("one", stage.api.allocate("one", "x"))
+    await stage.admit("two", stage.api.allocate("two", "y"))
+    assert stage.held() == {"x": "one", "y": "two"}
+    stage.gone("x")
+    stage.found(toy("z", hardware=frozenset({"toy:x"}), identity="x", attributes={"is": ("toy",)}))
+    assert "in use: ResourceClaim default/one has" in await refusal(stage, stage.api.allocate("three", "z"))
+
+
 async def test_an_admin_observes_a_device_that_another_claim_has_and_nothing_is_done_to_it(stage: Stage) -> None:
     await stage.admit("p", stage.api.allocate("train", "a"))
     admin = stage.api.allocate("observe", "a", adminAccess=True)
@@ -188,6 +202,9 @@ async def test_a_device_that_another_claim_has_is_refused_until_that_ends(stage:
     first, second = stage.api.allocate("first", "a"), stage.api.allocate("second", "a")
     await stage.admit("p", first)
     assert "in use: ResourceClaim default/first has" in await refusal(stage, second)
+    assert stage.counts.prepares[TOY, "prepared"] == 1
+    assert stage.counts.prepares[TOY, "refused"] >= 1
+    assert sum(stage.counts.preparing.buckets) == stage.counts.prepares.total()
     await stage.end("p")
     await stage.admit("q", second)
     assert stage.held() == {"a": "second"}

@@ -7,13 +7,14 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agent.dra.slices import MOST_DEVICES
 from agent.health.judgement import DRAINED
 from agent.model import HEALTHY, Health, State
 from backends.base import Device
 from tests.dra.stage import DRIVER, NODE, Stage, by_claim, claimed
-from tests.fakes import device, held, resource
+from tests.fakes import KIND, device, held, resource
 from tests.wait import pass_time, settled, until
 
 GPU, STICK = "example.com/gpu", "example.com/stick"
@@ -201,6 +202,7 @@ async def test_a_pool_that_is_refused_is_a_problem_and_holds_up_no_other(status:
     async with stage.running():
         assert [it.part for it in stage.problems.lasting()] == ["dra"]
         assert stage.shown(STICK) == {"stick": ""}
+        assert stage.counts.slice_writes == {"failed": 1, "written": 1}
         pass_time(30)
         await settled()
         assert stage.shown(GPU)
@@ -301,3 +303,27 @@ async def test_what_happens_to_a_slice_before_we_have_the_answer_to_our_write_is
         stage.say("0000:00:00.0", SICK)
         await until(lambda: len(stage.objects.writes) == 3 and stage.shown(GPU))
         assert stage.shown(GPU)["0000-00-00-0"].endswith("NoSchedule")
+
+
+async def test_a_pool_in_which_devices_exclude_each_other_has_counters_in_a_slice_of_their_own() -> None:
+    stage = Stage(claimed(STICK))
+    place = frozenset({"usb:0000:00:14.0-usbv2-2"})
+    whole = replace(device("usb:1-2", STICK, hardware=["usb:1-2", "node:c:189:4"]), place=place)
+    part = replace(device("/dev/ttyUSB0", STICK, hardware=["node:c:188:0"]), place=place)
+    stage.find(whole, part)
+    async with stage.running():
+        devices, counters = (it["spec"] for it in stage.objects.slices.values())
+        assert [it["consumesCounters"] for it in devices["devices"]] == [
+            [{"counterSet": "usb--c1-2", "counters": {"parts": {"value": "1"}}}]
+        ] * 2
+        assert counters["sharedCounters"] == [{"name": "usb--c1-2", "counters": {"parts": {"value": "1"}}}]
+        assert devices["pool"] == counters["pool"]
+        writes = len(stage.objects.writes)
+        stage.find(whole, part)
+        await settled()
+        assert len(stage.objects.writes) == writes
+        stage.inventory.update(KIND, {part.unit: ()})
+        stage.find()
+        await settled()
+        (devices,) = (it["spec"] for it in stage.objects.slices.values())
+        assert "consumesCounters" not in devices["devices"][0]

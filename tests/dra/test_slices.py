@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import anyio
 import pytest
@@ -12,18 +13,20 @@ from msgspec.structs import replace
 
 from agent.config import load
 from agent.discovery.backend_factory import make_backends
-from agent.dra import slices
+from agent.dra import names, slices
 from agent.dra.slices import Entry, Offer
 from agent.inventory.inventory import Inventory
 from agent.inventory.survey import PATIENCE, survey
 from agent.model import Health, State
+from agent.simulation.objects import check
 from backends.base import HEX4, NUMBER, TEXT, Device
 from tests import fakes
+from tests.backends.chardev.chardevs import FTDI, Looked, configured
+from tests.backends.linux.sticks import device_number, function, stick
 from tests.backends.test_recordings import binding, counting, recorded, wide_open
 from tests.backends.trees import HOST, recorded_host
 from tests.dra.stage import DRIVER, by_claim, claimed
 from tests.fakes import device, held
-from tests.objects import check
 
 GPU = "example.com/gpu"
 KNOWN = {"vendor": HEX4, "minor": NUMBER, "model": TEXT, "uuid": TEXT}
@@ -35,8 +38,7 @@ def with_attributes(key: str, **attributes: str) -> Device:
 
 
 def offered(it: Inventory, before: Iterable[Offer] = ()) -> list[Offer]:
-    found = [one for one in it.placed() if one.placed is not None and one.placed.resource == GPU]
-    return slices.offers(found, it.slots(GPU), it.claims(GPU), before)
+    return slices.offers(slices.Named(it).of(GPU), it.slots(GPU), it.claims(GPU), before)
 
 
 def pool(it: Inventory, known: Any = None, driver: str = DRIVER) -> dict[str, Entry]:
@@ -80,19 +82,65 @@ def test_what_all_drivers_call_alike_is_called_so_and_a_numa_node_that_is_unknow
 
 def test_selectors_for_nvidias_driver_find_nvidias_gpus() -> None:
     uuid = "GPU-5a8c1f3e-0d3b-4b61-9c6e-2f1f3a1b7c90"
-    gpu = with_attributes(uuid, vendor="10de", uuid=uuid, model="NVIDIA H100 80GB HBM3")
+    gpu = with_attributes(
+        uuid, vendor="10de", uuid=uuid, model="NVIDIA H100 80GB HBM3", brand="Nvidia", architecture="Hopper",
+        compute_capability="9.0", driver_version="580.105.08", cuda_version="13.0", addressing_mode="HMM", memory="81559",
+    )  # fmt: skip
+    theirs = {  # a slice of NVIDIA's driver on a node with H100s, as the repository NVIDIA/aicr shows it
+        "addressingMode": {"string": "HMM"},
+        "architecture": {"string": "Hopper"},
+        "brand": {"string": "Nvidia"},
+        "cudaComputeCapability": {"version": "9.0.0"},
+        "cudaDriverVersion": {"version": "13.0.0"},
+        "driverVersion": {"version": "580.105.8"},
+        "productName": {"string": "NVIDIA H100 80GB HBM3"},
+        "type": {"string": "gpu"},
+        "uuid": {"string": uuid},
+    }
     (made,) = pool(inventory(gpu), KNOWN).values()
-    assert (
-        made["attributes"].items()
-        >= {
-            "gpu.nvidia.com/type": {"string": "gpu"},
-            "gpu.nvidia.com/uuid": {"string": uuid},
-            "gpu.nvidia.com/productName": {"string": "NVIDIA H100 80GB HBM3"},
-        }.items()
-    )
+    assert made["attributes"].items() >= {f"gpu.nvidia.com/{name}": value for name, value in theirs.items()}.items()
+    assert made["capacity"] == {name: {"value": "81559Mi"} for name in ("memory", "gpu.nvidia.com/memory")}
     (made,) = pool(inventory(gpu), KNOWN, driver="gpu.nvidia.com").values()
-    assert made["attributes"]["uuid"] == {"string": uuid}
-    assert made["attributes"]["type"] == {"string": "gpu"}
+    assert made["attributes"].items() >= theirs.items()
+    assert made["capacity"] == {"memory": {"value": "81559Mi"}}
+
+
+def test_a_selector_for_nvidias_driver_fails_for_no_device_of_a_pool_for_what_is_not_known_of_it() -> None:
+    """NVML knows one GPU and not the other; the third is another vendor's, the last a part of a GPU."""
+    known = with_attributes(
+        "a", vendor="10de", uuid="GPU-a", model="NVIDIA A30", addressing_mode="None", brand="Nvidia"
+    )
+    unknown = with_attributes("b", vendor="10de", uuid="GPU-b")
+    other = with_attributes("c", vendor="1002", uuid="c", model="AMD Instinct MI300X")
+    part = with_attributes(
+        "d", vendor="10de", uuid="MIG-d", parent="GPU-a", profile="1g.6gb", gi="1", driver_version="535.54"
+    )
+    made = {name: it["attributes"] for name, it in pool(inventory(known, unknown, other, part), KNOWN).items()}
+    assert len({frozenset(it) for it in made.values()}) == 1
+    told = {
+        name: [it[f"gpu.nvidia.com/{name}"] for it in made.values()]
+        for name in ("type", "productName", "profile", "addressingMode", "cudaComputeCapability", "driverVersion")
+    }
+    text = {name: [it["string"] for it in values] for name, values in told.items() if "string" in values[0]}
+    assert text == {
+        "type": ["gpu", "gpu", "", "mig"],
+        "productName": ["NVIDIA A30", "", "", ""],
+        "profile": ["", "", "", "1g.6gb"],
+        "addressingMode": ["None", "", "", ""],
+    }
+    assert told["cudaComputeCapability"] == [{"version": "0.0.0"}] * 4
+    assert told["driverVersion"] == [*[{"version": "0.0.0"}] * 3, {"version": "535.54.0"}]
+
+
+def test_a_device_of_which_more_is_known_than_a_slice_takes_loses_first_what_is_said_twice() -> None:
+    gpu = with_attributes(
+        "a", vendor="10de", uuid="GPU-a", model="NVIDIA A30", **{f"more_{number:02}": "x" for number in range(14)}
+    )
+    (made,) = pool(inventory(gpu)).values()
+    check({"devices": [made], "pool": {"resourceSliceCount": 1}})
+    names = {name for name in made["attributes"] if "/" not in name}
+    assert {f"more_{number:02}" for number in range(14)} < names
+    assert not {"model", "uuid"} & names
 
 
 def test_tokens_are_one_device_with_a_capacity_less_what_pods_have_by_device_plugin() -> None:
@@ -153,13 +201,15 @@ def test_the_api_server_takes_what_real_machines_have(name: str, tmp_path: Path)
     backends = make_backends(host, resources)
     found = anyio.run(survey, resources, backends, PATIENCE).inventory
     for it in resources:
-        placed = [one for one in found.placed() if one.placed is not None and one.placed.resource == it.name]
+        placed = slices.named(found.placed_in(it.name))
         offered = slices.offers(placed, found.slots(it.name), {})
         assert len(offered) == len(placed)
         known = backends[it.spec.backend].attributes
         devices = [one.entry for one in slices.entries(offered, it.name, known, DRIVER, (), 0.0, {}).values()]
-        for part in slices.wanted("node", DRIVER, "pool", devices):
-            check({"devices": part.devices, "pool": {"resourceSliceCount": 1}})
+        counters, takes = slices.exclusions(offered)
+        assert not takes
+        for part in slices.wanted("node", DRIVER, "pool", devices, counters):
+            check({**part.spec, "pool": {"resourceSliceCount": 1}})
         assert len({frozenset(n for n in one["attributes"] if "/" not in n) for one in devices}) <= 1
 
 
@@ -175,3 +225,34 @@ def test_a_device_that_has_gone_stays_in_its_slice_with_a_taint_while_a_claim_ha
     assert made["a"].entry["taints"][0]["effect"] == "NoExecute"
     it.unclaim([claim])
     assert [one.name for one in offered(it, before)] == ["b"]
+
+
+def test_of_many_resources_only_those_whose_devices_are_others_have_their_devices_named_again() -> None:
+    other = "example.com/other"
+    it = fakes.inventory(claimed(GPU), claimed(other), devices=[device("a", GPU), device("b", GPU), device("c", other)])
+    known = slices.Named(it)
+    before = {name: known.of(name) for name in (GPU, other)}
+    assert [*before[GPU], *before[other]] == ["a", "b", "c"]
+    with patch.object(slices, "device_name", side_effect=names.device_name) as named:
+        it.set_health({"b": Health(State.UNHEALTHY, "dead", "It is dead.")})
+        assert known.of(GPU) is before[GPU]
+        assert not named.called
+        it.update(fakes.KIND, fakes.by_unit([device("d", other)]))
+        assert known.of(GPU) is before[GPU]
+        assert [*known.of(other)] == ["c", "d"]
+        assert [call.args for call in named.call_args_list] == [("c",), ("d",)]
+
+
+def test_of_a_stick_and_its_nodes_in_one_pool_a_scheduler_gives_the_one_or_the_others(tmp_path: Path) -> None:
+    """As pods by device plugin get them: nodes of one stick may be in several pods, the stick beside one of them in none."""
+    tree = stick("1-2", 5, serial="A1") + stick("1-3", 6, serial="B2")
+    for number in (0, 1):
+        name, below = f"ttyUSB{number}", f"1-2:1.{number}/ttyUSB{number}/tty/ttyUSB{number}"
+        tree += function("1-2", below, "tty", name, f"188:{number}") + device_number("1-2", below, f"188:{number}")
+    groups: list[dict[str, Any]] = [{"usb": FTDI}, {"paths": [{"path": "/dev/ttyUSB*"}]}]
+    node = Looked(tmp_path, tree + "dev/ttyUSB7 c 188:7\n", configured(GPU, groups=groups))
+    found = slices.offers(slices.Named(node.inventory).of(GPU), node.inventory.slots(GPU), {})
+    counters, takes = slices.exclusions(found)
+    whole = "usb--c1-2"
+    assert counters == {whole: 2}
+    assert takes == {whole: {whole: 2}, "dev-tty--wusb0": {whole: 1}, "dev-tty--wusb1": {whole: 1}}

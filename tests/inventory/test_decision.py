@@ -112,10 +112,14 @@ def test_what_is_kept_is_what_would_be_decided_of_everything_at_once(
     it = Inventory(resources, {KIND: Sharing(*resources)})
     for step in steps:
         _take(it, step)
-        found = [*it.placed(), *it.unclaimed()]
+        found = list(it._all())
         decision = decide(it.selection, found, it._health, it._held, it._foreign)
         listed = {name: slots for name, slots in decision.lists.items() if slots}
         assert listed == {name: dict(it.slots(name)) for name in it.names() if it.slots(name)}
+        assert {name: set(it.placed_in(name)) for name in it.names() if it.placed_in(name)} == {
+            name: {one for one in found if one.placed is not None and one.placed.resource == name}
+            for name in {place.resource for place in decision.placed.values()}
+        }
         for one in found:
             assert decision.placed.get(one) is one.placed
             assert decision.rejected.get(one, ()) == one.lost

@@ -585,6 +585,24 @@ async def test_an_agent_that_stood_still_while_another_took_its_place_gives_noth
     assert given == [("a",), ("b",)], "what begins afterwards is not even tried"
 
 
+async def test_what_leaves_our_list_while_the_agent_after_us_answers_is_not_given(stage: Stage) -> None:
+    """That agent has never told the kubelet that it was gone."""
+
+    async def answer(resource: str, ids: Sequence[str]) -> wire.Encoded:
+        if "b" in ids:
+            stage.lists.drop("b")
+            await until(lambda: "b" not in stage.plugin._sent)
+        return await nothing(resource, ids, lambda _: True)
+
+    stage.lists.put("a", "b")
+    stage.plugin.relay = cast("Any", SimpleNamespace(allocate=answer))
+    async with stage.client.watch() as stream:
+        await listed(stream)
+        await stage.client.allocate("a")
+        with pytest.raises(GRPCError, match="was gone while this request waited"):
+            await stage.client.allocate("a", "b")
+
+
 @pytest.mark.parametrize("before", [True, False], ids=["known before", "found out meanwhile"])
 async def test_an_allocate_that_meets_another_plugins_registration_is_refused(tmp_path: Path, before: bool) -> None:
     """Its list may lack what would be given; who asks with that list asks us as the plugin before it."""

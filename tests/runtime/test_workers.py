@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.runtime.workers import NoWorkerError, Workers
+from agent.runtime.workers import NoWorkerError, OneAtATime, Workers
 from tests.wait import PATIENCE, until
 
 
@@ -126,3 +126,25 @@ def test_a_loop_that_closes_under_a_call_costs_nothing() -> None:
     hang.let_go()
     thread.join(PATIENCE)
     assert not thread.is_alive()
+
+
+async def test_calls_that_come_while_one_runs_are_one_turn_of_its_thread_and_each_has_its_own_outcome() -> None:
+    calls, hang = OneAtATime("disk"), Hang()
+
+    def fail() -> None:
+        raise LookupError("x")
+
+    first = asyncio.ensure_future(calls.run(hang))
+    await until(hang.entered.is_set)
+    ran = list[str]()
+    given_up = asyncio.ensure_future(calls.run(lambda: ran.append("given up")))
+    others = [asyncio.ensure_future(calls.run(it)) for it in (threading.get_ident, fail, threading.get_ident)]
+    await asyncio.sleep(0)
+    given_up.cancel()
+    assert not any(it.done() for it in others)
+    hang.let_go()
+    one, error, other = await asyncio.gather(*others, return_exceptions=True)
+    assert (await first, one, ran) == ("done", other, [])
+    assert isinstance(error, LookupError)
+    assert await calls.run(threading.get_ident) == one
+    calls.close()

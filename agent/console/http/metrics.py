@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from resource import RLIMIT_NOFILE, RUSAGE_SELF, getrlimit, getrusage
 from typing import Final, Literal
@@ -12,7 +12,14 @@ from typing import Final, Literal
 from agent.console.http.prometheus_format import head, histogram, sample
 from agent.console.views import Resource, Status
 from agent.inventory.shortfall import REASONS
-from agent.runtime.counts import ALLOCATION_RESULTS, REGISTRATION_RESULTS, Counts, Histogram
+from agent.runtime.counts import (
+    ALLOCATION_RESULTS,
+    PREPARE_RESULTS,
+    REGISTRATION_RESULTS,
+    SLICE_RESULTS,
+    Counts,
+    Histogram,
+)
 
 _STATES: Final = ("Healthy", "Degraded", "Unhealthy")
 _NAMED: Final = 200  # devices that are not offered; a card without its driver may have thousands of functions
@@ -45,6 +52,7 @@ def exposition(status: Status, counts: Counts) -> Iterator[str]:
     yield from _duration(
         "preferred_allocation_duration_seconds", "From a GetPreferredAllocation to its reply.", counts.preferring
     )
+    yield from _claims(status.resources, counts)
     yield from _events(counts)
     yield from _backends(status, counts)
     yield from _duration(
@@ -190,6 +198,20 @@ def _by_result(
     usual = {(resource.name, result): 0 for resource in resources for result in results}
     for (resource_name, result), number in (usual | counted).items():
         yield sample(name, number, resource_name=resource_name, result=result)
+
+
+def _claims(resources: Sequence[Resource], counts: Counts) -> Iterator[str]:
+    yield head("claims_held", "gauge", "ResourceClaims whose pods have devices of the resource.")
+    for resource in resources:
+        holders = (who for device in resource.devices for held in device.held for who in held.holders if who.claim)
+        yield sample("claims_held", len({(who.namespace, who.claim) for who in holders}), resource_name=resource.name)
+    yield from _by_result("claim_prepares_total", "ResourceClaims that the kubelet had prepared, by what it was told.",
+                          counts.prepares, PREPARE_RESULTS, resources)  # fmt: skip
+    yield from _duration("claim_prepare_duration_seconds", "From a NodePrepareResources to what a claim is told.",
+                         counts.preparing)  # fmt: skip
+    yield head("resource_slice_writes_total", "counter", "ResourceSlices that were made, replaced or deleted.")
+    for result in SLICE_RESULTS:
+        yield sample("resource_slice_writes_total", counts.slice_writes[result], result=result)
 
 
 def _events(counts: Counts) -> Iterator[str]:

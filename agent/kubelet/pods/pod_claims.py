@@ -537,11 +537,12 @@ class PodClaims:
             return None
         self._silent[_PODRESOURCES].healed()
         before, now = self.holders, _holders(pods)
+        present = set(now)  # not what claims have: one that is unprepared before this is followed would be taken for a pod's
         for held, who in _claimants(pods, self._ledger.held()):
             now[held.slot] = (*now.get(held.slot, ()), who)
         forgotten = (slot for slot in self._ledger.forgotten() if slot in before and slot not in now)
         self.holders = now | {slot: before[slot] for slot in forgotten}
-        return set(now)
+        return present
 
 
 def _silence_of(witness: str, problems: Problems) -> Trouble:

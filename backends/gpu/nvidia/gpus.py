@@ -31,7 +31,8 @@ from backends.gpu.nodes import Wanted
 from backends.gpu.nvidia import gke, mig, mps, nvml, procfs, tegra_and_wsl
 from backends.gpu.nvidia.procfs import Information
 from backends.gpu.options import GpuOptions, GpuResource
-from backends.gpu.vendor import Attributes, Vendor, described, driver_fault, gpu, withheld
+from backends.gpu.vendor import LIBRARY_ATTRIBUTES, Attributes, Vendor, described, driver_fault, gpu, withheld
+from backends.linux import sysfs
 from backends.linux.pci import functions as pci
 
 DRIVER: Final = "nvidia"
@@ -42,6 +43,9 @@ IMEX_CHANNEL: Final = DEV / "nvidia-caps-imex-channels/channel0"
 
 _MAJOR: Final = 195  # NV_MAJOR_DEVICE_NUMBER in the driver's nv.h
 _CONTROLS: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+
+_VERSION: Final = HostPath("/sys/module/nvidia/version")
+_OF_LIBRARY: Final = frozenset({"memory", *LIBRARY_ATTRIBUTES})
 
 _DEVICES_ENV: Final = "NVIDIA_VISIBLE_DEVICES"
 _CHANNELS_ENV: Final = "NVIDIA_IMEX_CHANNELS"
@@ -77,11 +81,12 @@ class Nvidia(Vendor):
             index=self._index(function.address),
         )
         bare = gpu(function, (), attributes, uuid=gpu_uuid, identity=gpu_uuid)
-        takers = [resource.spec.options for resource in self._resources if resource.might_take(bare)]
+        taking = [resource for resource in self._resources if resource.might_take(bare)]
+        takers = [resource.spec.options for resource in taking]
         if _is_gkes(takers):  # GKE's IDs need no UUID, which may become known later
             bare = replace(bare, key=function.address, identity=gpu_uuid or "")
         wanted = (*controls, *self._imex(takers), *own)
-        told = {**attributes, **self._memory(function.address, takers), **nodes.numbers(wanted)}
+        told = {**attributes, **self._from_library(function.address, taking), **nodes.numbers(wanted)}
         device = replace(bare, nodes=nodes.handed_out(wanted), attributes=told)
         unusable = driver_fault(function, DRIVER) or self._obstacle(function, device, info, own, takers)
         if unusable or minor is None:
@@ -149,11 +154,15 @@ class Nvidia(Vendor):
         except nvml.NvmlError:
             return None
 
-    def _memory(self, address: str, takers: Sequence[GpuOptions]) -> Attributes:
-        """The memory in MiB, if a container is told its share of it."""
-        asked = any(options.style == "gke" and options.sharing == "mps" for options in takers)
-        known = self._surveyed(address) if asked else None
-        return {"memory": (str(known.memory >> 20),)} if known and known.memory else {}
+    def _from_library(self, address: str, taking: Sequence[GpuResource]) -> Attributes:
+        """The memory in MiB, if a container is told its share of it; where pods choose by what a GPU is, that, too."""
+        is_chosen = any(it.spec.serve == "dra" or not _OF_LIBRARY.isdisjoint(it.asks_for) for it in taking)
+        is_shared = any(it.spec.options.style == "gke" and it.spec.options.sharing == "mps" for it in taking)
+        known = self._surveyed(address) if is_chosen or is_shared else None
+        told = {"memory": str(known.memory >> 20)} if known and known.memory else {}
+        if is_chosen:
+            told |= {"driver_version": sysfs.attribute(self.host, _VERSION) or "", **(known.told if known else {})}
+        return {name: (value,) for name, value in told.items() if value}
 
     def _index(self, address: str) -> str | None:
         """Its number in NVIDIA's library, which counts no GPU that is excluded or drained."""

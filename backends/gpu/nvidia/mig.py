@@ -86,9 +86,11 @@ def _part(
     told = {"parent": whole.key, "gi": str(one.gi), "ci": str(one.ci)}
     if known is not None:
         told |= {"uuid": known.uuid, "profile": known.profile or ""}
+        if "memory" in whole.attributes:
+            told["memory"] = str((known.memory or 0) >> 20 or "")
         if index := whole.attributes.get("index"):
             told["index"] = f"{index[0]}:{known.index}"
-    of_gpu = {name: values for name, values in whole.attributes.items() if name != "uuid"}
+    of_gpu = {name: values for name, values in whole.attributes.items() if name not in ("uuid", *told)}
     attributes = {**of_gpu, **{name: (value,) for name, value in told.items() if value}}
     key, identity = (
         (known.uuid,) * 2 if known else (f"{it}/gi{one.gi}" if it else "" for it in (whole.key, whole.identity))

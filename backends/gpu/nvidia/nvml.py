@@ -78,6 +78,8 @@ class MigDevice(Struct, frozen=True):
     index: int
     profile: str | None
     """`1g.5gb`; `+me` and the like belong to it."""
+    memory: int | None = None
+    """Its own, in bytes."""
 
 
 class Gpu(Struct, frozen=True):
@@ -89,6 +91,8 @@ class Gpu(Struct, frozen=True):
     """By the numbers of GPU instance and compute instance."""
     memory: int | None = None
     """All of it, in bytes."""
+    told: Mapping[str, str] = field(default_factory=dict)
+    """Further attributes of it and of its driver, as far as they are known."""
 
 
 class Survey(Struct, frozen=True):
@@ -218,9 +222,10 @@ def _surveyed(said: Any) -> Survey:
     gpus = {}
     for address, it in said["gpus"].items():
         parts = {
-            (one["gi"], one["ci"]): MigDevice(one["uuid"], one["index"], one["profile"]) for one in it.get("mig", ())
+            (one["gi"], one["ci"]): MigDevice(one["uuid"], one["index"], one["profile"], one.get("memory"))
+            for one in it.get("mig", ())
         }
-        gpus[address] = Gpu(it["uuid"], it.get("mig_mode", False), parts, it.get("memory"))
+        gpus[address] = Gpu(it["uuid"], it.get("mig_mode", False), parts, it.get("memory"), it.get("told", {}))
     return Survey(gpus, tuple(Link(**link) for link in said["links"]))
 
 

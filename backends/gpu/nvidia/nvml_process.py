@@ -27,6 +27,17 @@ _ANY: Final = 0xFFFFFFFF
 """gpuInstanceId of an event that is about the whole GPU (NVML_GPU_INSTANCE_ID_ANY)."""
 _DOUBLE_BIT: Final = 48
 """The XID of a double-bit ECC error, of which NVML has an event of its own, too."""
+_ARCHITECTURES: Final = (
+    "", "", "Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada Lovelace", "Hopper", "Blackwell",
+)  # fmt: skip
+"""By nvmlDeviceArchitecture_t, as NVIDIA's own plugins write them (go-nvlib, GetArchitectureAsString)."""
+_BRANDS: Final = (
+    "Unknown", "Quadro", "Tesla", "NVS", "Grid", "GeForce", "Titan", "NvidiaVApps", "NvidiaVPC", "NvidiaVCS", "NvidiaVWS",
+    "NvidiaCloudGaming", "QuadroRTX", "NvidiaRTX", "Nvidia", "GeForceRTX", "TitanRTX",
+)  # fmt: skip
+"""By nvmlBrandType_t, as they do (GetBrandAsString)."""
+_ADDRESSING_MODES: Final = ("None", "HMM", "ATS")
+"""By nvmlDeviceAddressingModeType_t: does it reach the machine's memory by page faults, or by hardware?"""
 _UNKNOWN: Final = 999
 """eventData of an XID that NVML does not know (nvmlEventData_t)."""
 
@@ -51,6 +62,7 @@ def _gpu(library: Any, handle: Any) -> dict[str, object] | None:
         return None
     with suppress(library.NVMLError):  # its memory is that of the machine
         found["memory"] = library.nvmlDeviceGetMemoryInfo(handle).total
+    found["told"] = dict(_told(library, handle))
     try:
         current, _pending = library.nvmlDeviceGetMigMode(handle)
     except library.NVMLError:  # it knows no MIG
@@ -58,6 +70,26 @@ def _gpu(library: Any, handle: Any) -> dict[str, object] | None:
     if current == library.NVML_DEVICE_MIG_ENABLE:
         found |= {"mig_mode": True, "mig": list(_mig_devices(library, handle))}
     return found
+
+
+def _told(library: Any, handle: Any) -> Iterator[tuple[str, str]]:
+    """What is to be said of a GPU, and of its driver, in words. An older library, or module, has less."""
+    unknown = library.NVMLError, AttributeError
+    with suppress(*unknown):
+        yield "architecture", _word(_ARCHITECTURES, library.nvmlDeviceGetArchitecture(handle))
+    with suppress(*unknown):
+        yield "brand", _word(_BRANDS, library.nvmlDeviceGetBrand(handle))
+    with suppress(*unknown):
+        yield "addressing_mode", _word(_ADDRESSING_MODES, library.nvmlDeviceGetAddressingMode(handle))
+    with suppress(*unknown):
+        yield "compute_capability", ".".join(map(str, library.nvmlDeviceGetCudaComputeCapability(handle)))
+    with suppress(*unknown):
+        cuda = library.nvmlSystemGetCudaDriverVersion()  # 13010 is 13.1
+        yield "cuda_version", f"{cuda // 1000}.{cuda % 1000 // 10}"
+
+
+def _word(words: Sequence[str], number: int) -> str:
+    return words[number] if number < len(words) else ""
 
 
 def _mig_devices(library: Any, handle: Any) -> Iterator[dict[str, object]]:
@@ -69,7 +101,12 @@ def _mig_devices(library: Any, handle: Any) -> Iterator[dict[str, object]]:
             uuid = _text(library.nvmlDeviceGetUUID(mig))
         except library.NVMLError:  # no device has this index
             continue
-        yield {"gi": gi, "ci": ci, "uuid": uuid, "index": index, "profile": profile or None}
+        found = {"gi": gi, "ci": ci, "uuid": uuid, "index": index, "profile": profile or None}
+        with suppress(library.NVMLError):
+            found["memory"] = (
+                library.nvmlDeviceGetAttributes_v2(mig).memorySizeMB << 20
+            )  # in MiB, whatever it is called
+        yield found
 
 
 def _peers(library: Any, handle: Any) -> Counter[str]:

@@ -108,6 +108,25 @@ class FakeNvml(ModuleType):
     def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu) -> Any:
         return SimpleNamespace(total=80 << 30)
 
+    # of an H100, as a slice of NVIDIA's driver in the repository NVIDIA/aicr has it
+    def nvmlDeviceGetArchitecture(self, gpu: FakeGpu) -> int:
+        return 9
+
+    def nvmlDeviceGetBrand(self, gpu: FakeGpu) -> int:
+        return 14
+
+    def nvmlDeviceGetAddressingMode(self, gpu: FakeGpu) -> int:
+        raise NVMLError("Function Not Found")  # by a library before 580
+
+    def nvmlDeviceGetCudaComputeCapability(self, gpu: FakeGpu) -> tuple[int, int]:
+        return 9, 0
+
+    def nvmlSystemGetCudaDriverVersion(self) -> int:
+        return 13010
+
+    def nvmlDeviceGetAttributes_v2(self, mig: FakeMig) -> Any:
+        return SimpleNamespace(memorySizeMB=9856)
+
     def nvmlDeviceGetUUID(self, one: FakeGpu | FakeMig) -> str:
         return one.uuid
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from backends.base import ContainerEdits, Device, Discovery, Grant, Resource, ResourceSpec
+from backends.base import ContainerEdits, Device, Discovery, Grant, Resource, ResourceSpec, Serve
 from backends.gpu import Gpu, GpuOptions, GpuResource
 from tests.backends.trees import planted_host
 
@@ -16,11 +16,13 @@ def resource(
     *,
     replicas: int = 1,
     select: Mapping[str, tuple[str, ...]] | None = None,
+    serve: Serve = "device-plugin",
     **options: Any,
 ) -> GpuResource:
     """A resource with these options; it takes every GPU unless told otherwise."""
     selectors = () if select is None else (select,)
-    return Resource(name, ResourceSpec("gpu", GpuOptions(**options), select=selectors, replicas=replicas))
+    spec = ResourceSpec("gpu", GpuOptions(**options), select=selectors, replicas=replicas, serve=serve)
+    return Resource(name, spec)
 
 
 def backend(tmp_path: Path, machine: str, *resources: GpuResource) -> Gpu:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,7 +91,7 @@ TEGRA = "sys/devices/soc0/family = Tegra"
 
 
 @pytest.mark.parametrize(("options", "name"), [({}, "tegra"), ({"device_id_strategy": "index"}, "0")])
-def test_tegra_has_one_device_without_nodes(tmp_path: Path, options: dict[str, str], name: str) -> None:
+def test_tegra_has_one_device_without_nodes(tmp_path: Path, options: dict[str, Any], name: str) -> None:
     select = {"vendor": ("10de",), "platform": ("tegra",)}
     wanted = resource(pass_device_specs=True, replicas=2, select=select, **options)
     gpu = backend(tmp_path, TEGRA, wanted)

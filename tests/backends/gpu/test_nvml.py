@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from backends.base import HostPath, Link
 from backends.gpu.nvidia import nvml
 from tests.backends.gpu.fake_nvml import ADDRESS, DIVIDED, KNOWN, MIG1, MIG2, FakeGpu, Install
 from tests.backends.gpu.gpus import backend, devices, given, look, offered, resource
-from tests.backends.machines import H100, hgx_h100, information, nvidia_gpu, uuid
+from tests.backends.machines import CONTROLS, H100, hgx_h100, information, nvidia_gpu, uuid
 from tests.backends.trees import plant, planted_host
 from tests.wait import PATIENCE, settled
 
@@ -107,6 +108,42 @@ def test_the_library_knows_the_uuid_of_a_gpu_that_was_never_used(tmp_path: Path,
     unknown = information(0, "H100", gpu_uuid="GPU-????????-????-????-????-????????????")
     plant(tmp_path, f"proc/driver/nvidia/gpus/{ADDRESS}/information = {unknown}")
     assert offered(gpu) == [uuid(0)]
+
+
+@pytest.mark.parametrize("asks", [{"serve": "dra"}, {"select": {"architecture": ("Hopper",)}}])
+def test_a_gpu_says_what_pods_choose_it_by(tmp_path: Path, install_nvml: Install, asks: Any) -> None:
+    install_nvml(FakeGpu(ADDRESS, uuid(0)))
+    version = "\nsys/module/nvidia/version = 580.159.04\n"
+    gpu = backend(tmp_path, CONTROLS + nvidia_gpu(ADDRESS, 0) + version, wanted := resource(**asks))
+    (found,) = devices(gpu).values()
+    assert wanted.refuses(found) is None
+    told = {
+        "architecture": "Hopper",
+        "brand": "Nvidia",
+        "compute_capability": "9.0",
+        "cuda_version": "13.1",
+        "driver_version": "580.159.04",
+        "memory": "81920",
+    }
+    assert {name: found.attributes[name] for name in told} == {name: (value,) for name, value in told.items()}
+    assert "addressing_mode" not in found.attributes
+
+
+def test_a_part_of_a_gpu_has_a_memory_of_its_own(tmp_path: Path, install_nvml: Install) -> None:
+    install_nvml(KNOWN)
+    found = devices(backend(tmp_path, DIVIDED, resource(serve="dra")))
+    assert {key: found[key].attributes["memory"] for key in (uuid(0), MIG1)} == {uuid(0): ("81920",), MIG1: ("9856",)}
+    assert found[MIG1].attributes["architecture"] == ("Hopper",)
+
+
+def test_the_library_is_not_asked_what_no_resource_needs(tmp_path: Path, install_nvml: Install) -> None:
+    library = install_nvml(FakeGpu(ADDRESS, uuid(0)))
+    by_another = resource(select={"address": ("0000:ff:00.0",)}, serve="dra", mig_devices=False)
+    (found,) = devices(
+        backend(tmp_path, CONTROLS + nvidia_gpu(ADDRESS, 0), resource(mig_devices=False), by_another)
+    ).values()
+    assert not {"memory", "architecture", "driver_version"} & found.attributes.keys()
+    assert library.opened == 0
 
 
 def test_one_dead_gpu_does_not_hide_the_others_from_the_library(tmp_path: Path, install_nvml: Install) -> None:

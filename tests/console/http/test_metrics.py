@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.console.http.metrics import exposition
 from agent.console.http.prometheus_format import head, sample
-from agent.console.views import Status
+from agent.console.views import Held, Holder, Status
 from agent.runtime.counts import BOUNDS, Counts, Histogram
 from tests.console.http import nodes
 
@@ -22,6 +22,7 @@ fairlead_build_info fairlead_config_last_reload_successful fairlead_config_last_
 fairlead_devices fairlead_devices_not_offered fairlead_device_not_offered fairlead_device_healthy fairlead_device_not_healthy fairlead_device_info fairlead_device_assigned fairlead_health_transitions_total
 fairlead_overtaken fairlead_registered fairlead_registrations_total fairlead_list_and_watch_streams fairlead_list_and_watch_updates_total
 fairlead_allocations_total fairlead_allocate_duration_seconds fairlead_preferred_allocation_duration_seconds
+fairlead_claim_prepares_total fairlead_claim_prepare_duration_seconds fairlead_claims_held fairlead_resource_slice_writes_total
 fairlead_uevents_total fairlead_uevent_overflows_total fairlead_hotplug_latency_seconds
 fairlead_discovery_duration_seconds fairlead_backend_up fairlead_state_kept fairlead_problems fairlead_standing_by fairlead_standby_ready fairlead_loop_delay_seconds fairlead_log_lines_lost_total
 process_cpu_seconds_total process_start_time_seconds process_max_fds process_virtual_memory_bytes
@@ -103,6 +104,16 @@ def test_a_device_is_told_with_what_people_call_it() -> None:
 def test_who_has_what() -> None:
     found = values(families(nodes.busy())["fairlead_device_assigned"], "device", "namespace", "pod", "container")
     assert found[nodes.gpu(3).key, "training", "notebook-7d9f", "main"] == 1
+
+
+def test_how_many_claims_have_devices_of_a_resource() -> None:
+    """A claim has several devices, and several pods."""
+    by_claim = [replace(Holder("training", f"job-{n}", "main"), claim=claim) for n, claim in enumerate("aab")]
+    gpus = nodes.gpus()
+    held = tuple(Held(f"id-{n}", (who,)) for n, who in enumerate((*by_claim, Holder("training", "job-9", "main"))))
+    devices = (replace(gpus.devices[0], held=held[:2]), replace(gpus.devices[1], held=held[2:]), *gpus.devices[2:])
+    found = families(nodes.node(replace(gpus, devices=devices), nodes.kvm()))["fairlead_claims_held"]
+    assert values(found, "resource_name") == {("nvidia.com/gpu",): 2, ("devices.kubevirt.io/kvm",): 0}
 
 
 def test_label_values_that_are_known_are_there_before_anything_happened() -> None:

@@ -36,52 +36,6 @@ registration._SEEN_BY_KUBELET = 0.5
 """
 """A prelude: on a machine however busy, one that lives is not taken for one that hangs, and a kubelet sees a stream's end."""
 
-DIES = """
-import inspect, os, signal
-from agent.daemon import handover as daemon, serving
-from agent.kubelet import handover, registration
-
-def die(owner, name, when, times=1):
-    real, calls = getattr(owner, name), []
-    def end(at):
-        if at == when and len(calls) >= times:
-            os.kill(os.getpid(), signal.SIGKILL)
-    def call(*args, **named):
-        calls.append(name)
-        end("before")
-        result = real(*args, **named)
-        end("after")
-        return result
-    async def wait(*args, **named):
-        calls.append(name)
-        end("before")
-        result = await real(*args, **named)
-        end("after")
-        return result
-    setattr(owner, name, wait if inspect.iscoroutinefunction(real) else call)
-"""
-
-OLD = [
-    "die(daemon.Giver, '_finish_calls', 'before')",
-    "die(serving.Serving, '_stop_acting', 'before')",
-    "die(serving.Serving, '_stop_acting', 'after')",
-    "die(daemon.Giver, '_end', 'before', 2)",
-    "die(registration.Registrar, '_detach', 'before', 2)",
-    "die(registration.Registrar, '_detach', 'after', 2)",
-    "die(daemon.Giver, '_end', 'after', 2)",
-    "die(serving.Serving, 'hand_over', 'after')",
-]
-NEW = [
-    "die(handover.Predecessor, 'decided', 'before')",
-    "die(handover.Predecessor, 'decided', 'after')",
-    "die(registration.Registrar, '_announce', 'before', 2)",
-    "die(registration.Registrar, '_announce', 'after', 2)",
-    "die(handover.Predecessor, 'end', 'before', 2)",
-    "die(handover.Predecessor, 'end', 'after', 2)",
-    "die(registration.Registrar, '_set_registered', 'before', 2)",
-    "die(handover.Predecessor, 'done', 'before')",
-]
-
 
 @pytest.fixture(params=["1.36", "1.37"])
 def version(request: pytest.FixtureRequest) -> Version:
@@ -152,39 +106,6 @@ async def test_a_standby_takes_over_and_the_kubelet_has_every_device_at_every_mo
         await agent.__aexit__(None, None, None)
 
 
-@pytest.mark.parametrize("step", OLD)
-async def test_where_the_agent_before_dies_at_any_step_the_standby_serves_all(node: Node, step: str) -> None:
-    plant(node)
-    async with node.agent(*RESOURCES, prelude=PATIENT + DIES + step) as first, standby(node) as second:
-        assert (await node.admit(HOLDER)).phase == Phase.RUNNING
-        await first.says("standby-ready")
-        first.signal(signal.SIGTERM)
-        await first.ended()
-        await second.says("took-over")
-        await assert_served(node)
-        await assert_gives(node, "after")
-
-
-@pytest.mark.parametrize("step", NEW)
-async def test_where_the_standby_dies_at_any_step_the_agent_before_serves_on_until_another_has_come(
-    node: Node, step: str
-) -> None:
-    plant(node)
-    async with node.agent(*RESOURCES, prelude=PATIENT) as first, standby(node, DIES + step) as second:
-        assert (await node.admit(HOLDER)).phase == Phase.RUNNING
-        await first.says("standby-ready")
-        first.signal(signal.SIGTERM)
-        await second.ended()
-        await first.says("standby-lost")
-        await assert_served(node)
-        await assert_gives(node, "meanwhile")
-        async with standby(node):
-            assert await first.ended() == 0
-            assert first.said("handed-over")
-            await assert_served(node)
-            await assert_gives(node, "after")
-
-
 STALLS = [
     ("lock.Lock", "take", "after"),
     ("handover.Predecessor", "decided", "before"),
@@ -196,19 +117,36 @@ STALLS = [
 ]
 """Where a standby is stopped once it is told to take: a call's owner and name, and whether before it or after."""
 
-STOPS = (
-    DIES.replace("len(calls) >= times", "len(TOLD) == 1").replace("os.kill(", "TOLD.append('stopped'); os.kill(")
-    + """
-from agent.kubelet import lock
-signal.SIGKILL, TOLD, heard = signal.SIGSTOP, [], handover._words
+STOPS = """
+import inspect, os, signal
+from agent.kubelet import handover, lock, registration
+
+TOLD, heard = [], handover._words
 async def words(reader):
     async for word, what in heard(reader):
         TOLD.extend(['told'] * (word == 'take'))
         yield word, what
 handover._words = words
+
+def stop(owner, name, when):
+    real = getattr(owner, name)
+    def end(at):
+        if at == when and len(TOLD) == 1:
+            TOLD.append('stopped')
+            os.kill(os.getpid(), signal.SIGSTOP)
+    def call(*args, **named):
+        end("before")
+        result = real(*args, **named)
+        end("after")
+        return result
+    async def wait(*args, **named):
+        end("before")
+        result = await real(*args, **named)
+        end("after")
+        return result
+    setattr(owner, name, wait if inspect.iscoroutinefunction(real) else call)
 """
-)
-"""A prelude: `die` stops the process instead, once, and not before it was told to take."""
+"""A prelude: `stop` stops the process before or after a call, once, and not before it was told to take."""
 
 
 @pytest.mark.parametrize("stall", STALLS, ids=" ".join)
@@ -219,7 +157,7 @@ async def test_a_standby_that_stalls_costs_no_device_and_has_the_node_once_it_go
     owner, name, when = stall
     changes: list[Change] = []
     hasty = PATIENT + "giving._MAY_TAKE = giving._SILENT_AT_MOST = 3.0\n"
-    step = f"die({owner}, {name!r}, {when!r})"
+    step = f"stop({owner}, {name!r}, {when!r})"
 
     def goes_on() -> object:
         second.signal(signal.SIGCONT)

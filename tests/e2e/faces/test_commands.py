@@ -255,9 +255,10 @@ demo.Play._restart = restarted
 PARTS = ("latency_ms", "kernel_ms", "waited_ms", "fairlead_ms")
 
 
-async def test_demo_prints_one_document_and_leaves_nothing_behind(alone: dict[str, str]) -> None:
+@pytest.mark.parametrize("how", [(), ("--dra",)], ids=["plugin", "dra"])
+async def test_demo_prints_one_document_and_leaves_nothing_behind(alone: dict[str, str], how: tuple[str, ...]) -> None:
     code = f"{QUICK}{ONE_ROUND}{MAIN}"
-    async with Process("demo", "--seconds", "600", "--json", code=code, environment=alone) as process:
+    async with Process("demo", *how, "--seconds", "600", "--json", code=code, environment=alone) as process:
         returncode, out, err = await process.finished()
     assert (returncode, err) == (0, "")
     document = json.loads(out)
@@ -303,6 +304,32 @@ async def test_a_demo_fits_a_terminal_serves_its_live_page_and_ends_with_three_c
     assert [line for line in lines if len(line) > 80 and alone["TMPDIR"] not in line] == []
     *_, first, _, second, _, third, _ = lines
     assert [line.split()[1] for line in (first, second, third)] == ["discover", "suggest", "doctor"]
+
+
+async def test_a_demo_of_dynamic_allocation_shows_a_taint_a_pod_with_a_claim_and_slices_that_come_back(
+    alone: dict[str, str],
+) -> None:
+    lines: list[str] = []
+    async with Process("demo", "--dra", code=QUICK + MAIN, environment=alone) as process:
+        async with limit("a whole round"):
+            async for line in process.stdout:
+                lines.append(line.decode().rstrip())
+                if "it deletes the slices" in lines[-1]:
+                    break
+        process.signal(signal.SIGINT)
+        code, _, err = await process.finished()
+    assert (code, err) == (0, "")
+    assert "  demo.fairlead/stub       8 of 8" in lines
+    said = "\n".join(lines)
+    assert re.search(
+        r"a stub device fails     stub-0   unhealthy   7 of 8 .*(\n  the machine.*)?\n  taint fairlead.dev/unhealthy=\S+:NoSchedule\n"
+        r"and recovers            stub-0   healthy     8 of 8 .*(\n  the machine.*)?\n"
+        r"a pod with a claim      stub-0   Running dra.fairlead.dev/claim=\S+-stub-0\n"
+        r"the kubelet restarts    all 2 registered again .*\n"
+        r"it deletes the slices   8 devices there again",
+        said,
+    )
+    assert [line for line in lines if len(line) > 80 and alone["TMPDIR"] not in line] == []
 
 
 @pytest.mark.parametrize(

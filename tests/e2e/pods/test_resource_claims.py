@@ -133,6 +133,8 @@ async def test_a_resource_that_goes_back_to_the_device_plugin_api_keeps_what_cla
         await node.kubelet.wait_for(lambda k: "fl.test/widget" in k.resources)
         await node.kubelet.wait_for(lambda k: k.resources["fl.test/widget"].healthy == {"w2"})
         assert node.kubelet.resources["fl.test/widget"].unhealthy == {"w1"}
+        # the driver begins again meanwhile; a real kubelet asks until it is there
+        await until(lambda: node.kubelet.drivers.connected(DRIVER), "the driver is registered")
         await node.kubelet.drivers.end("mine")
         await node.kubelet.wait_for(lambda k: k.resources["fl.test/widget"].healthy == {"w1", "w2"})
 

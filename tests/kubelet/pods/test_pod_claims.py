@@ -29,7 +29,7 @@ from agent.kubelet.pods import pod_claims as module
 from agent.kubelet.pods.checkpoint import FILE_NAME
 from agent.kubelet.pods.pod_claims import PodClaims
 from agent.kubelet.transport.server import SocketServer
-from agent.model import Held, ResourceClaim
+from agent.model import Held, ResourceClaim, SlotKey
 from agent.simulation.changes import Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.pods import Container, Pod
@@ -196,6 +196,26 @@ async def test_the_pod_that_has_a_device_by_a_resource_claim_is_named_and_its_cl
     await house.ask(after=MIN_AGE)
     assert "a" in house.holds
     assert house.witnesses.pods(by_claim.slot) == []
+
+
+async def test_what_a_resource_claim_had_that_ends_while_a_list_is_followed_is_no_pods_by_device_plugin(
+    house: House, pods: Pods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would be in no ResourceSlice until both witnesses say so."""
+    by_claim = replace(held("a", "toy:a"), claim=ResourceClaim("uid-1", "default", "train", "pool", "a"))
+    house.ledger.allocate([by_claim], house.now)
+    pods.claims = ["train"]
+    house.write()
+    ask = house.witnesses._ask_pod_resources
+
+    async def asked() -> set[SlotKey] | None:
+        present = await ask()
+        house.ledger.unprepared("uid-1")
+        return present
+
+    monkeypatch.setattr(house.witnesses, "_ask_pod_resources", asked)
+    await house.ask(after=MIN_AGE)
+    assert house.holds == []
 
 
 async def test_a_young_claim_is_not_judged(house: House, pods: Pods) -> None:
