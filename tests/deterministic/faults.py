@@ -318,7 +318,9 @@ async def the_checkpoint_is_touched(w: World, rng: random.Random) -> AsyncIterat
 async def records_are_written_late_or_in_the_wrong_order(w: World, rng: random.Random) -> AsyncIterator[None]:
     """The kubelet takes its snapshot under a lock and writes after it."""
     w.record_delays = rng.choice([(0.0, 0.02), (0.0, 1.5), (0.5, 0.5)])
-    with w.model.slower(5.0 * w.record_delays[1]):  # it may have so many lists to write down, one after the other
+    # it may have so many lists to write down, one after the other; and until 1.36, each end that it sees so late drops a later
+    # client, whose end it sees late, too (A2), until our pause before the next try is the longer one
+    with w.model.slower(10.0 * w.record_delays[1]):
         yield
         w.record_delays = None
         await asyncio.sleep(5.0)
