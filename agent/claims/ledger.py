@@ -6,7 +6,8 @@ List does too (kubelet contract: A5; a List leaves out init containers), the Lis
 `MIN_AGE` after the Allocate. A witness that cannot be reached ends nothing, and neither do both of a kubelet that lost
 its record (A11.1): what that lacks is `FORGOTTEN`.
 
-What was given for a ResourceClaim ends with `unprepared` alone: the kubelet tells of its end, and neither witness is judged.
+What was given for a ResourceClaim ends with `unprepared` alone, and neither witness is judged: the kubelet tells of its end, or
+after a start the API server (`agent.dra.preparation`).
 """
 
 from __future__ import annotations

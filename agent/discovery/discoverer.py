@@ -460,7 +460,7 @@ class Discoverer:
 
     def _hangs(self, unit: str) -> str:
         what = f"reading {unit}" if unit else "listing its units"
-        return f"{what} has hung for {self.reads.deadline:g} s; it is left alone until the read returns"
+        return f"{what} has hung for more than {self.reads.deadline:g} s; it is left alone until the read returns"
 
     def _quarantine(self, job: Job[Any]) -> None:
         """Leave a unit alone whose read hangs, until its thread comes back; its devices are Unhealthy: no pod shall get them."""

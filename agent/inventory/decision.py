@@ -9,7 +9,8 @@ What lives how long:
 
 - A device is known until a scan of its unit does not find it. The resources that select it, and the IDs that it has there,
   are asked for once, when it comes. A list of 4 MiB takes none that comes then, until there is room.
-- A claim lives from the Allocate until the pod has ended. While it does, its ID is listed, with a device or without.
+- A claim lives from the Allocate until both witnesses have told the ledger that the pod has ended. While it does, its ID is
+  listed, with a device or without.
 - The name that a template gives belongs to the value that was there first, for as long as it is served.
 - Health that is not HEALTHY is dated by whoever tells of it. What is decided here has no date: the list that shows it first
   dates it.

@@ -380,7 +380,9 @@ async def test_a_unit_whose_probe_hangs_is_quarantined_and_the_others_are_probed
         await eyes.until(lambda: bool(eyes.sentences()))
         backend.probed.clear()
         await probes(eyes, 6)
-        assert eyes.sentences() == ["reading hung has hung for 0.03 s; it is left alone until the read returns"]
+        assert eyes.sentences() == [
+            "reading hung has hung for more than 0.03 s; it is left alone until the read returns"
+        ]
         assert set(backend.probed) == {"a", "z"}
         assert hanging.entered == ["hung"]
         hanging.let_go()
@@ -542,7 +544,7 @@ async def test_while_nothing_can_be_listed_what_was_asked_for_is_looked_at() -> 
 async def test_who_waits_for_a_unit_that_hangs_is_told_at_once(hanging: Hanging) -> None:
     backend = Fake()
     backend.hardware = {"u": (), "v": ()}
-    sentence = "reading u has hung for 0.03 s; it is left alone until the read returns"
+    sentence = "reading u has hung for more than 0.03 s; it is left alone until the read returns"
     async with looking(seeing(hanging, Eyes(backend))) as eyes:
         backend.hardware["u"] = hanging.unit(name="u")
         waiting = [asyncio.ensure_future(eyes.look_at(*units)) for units in ("uv", "v")]
@@ -674,7 +676,9 @@ async def test_a_unit_that_hangs_is_quarantined_the_others_go_on_and_it_comes_ba
     backend.hardware = {"a": (device("a"),), "hung": hanging.unit(device("hung")), "z": (device("z"),)}
     async with looking(seeing(hanging, Eyes(backend))) as eyes:
         assert eyes.known() == {"a": ["a"], "z": ["z"]}
-        assert eyes.sentences() == ["reading hung has hung for 0.03 s; it is left alone until the read returns"]
+        assert eyes.sentences() == [
+            "reading hung has hung for more than 0.03 s; it is left alone until the read returns"
+        ]
         hanging.let_go()
         await eyes.until(lambda: "hung" in eyes.known())
         await eyes.until(lambda: not eyes.it.problems)
@@ -696,7 +700,9 @@ async def test_a_read_that_hangs_before_the_loop_goes_on_is_given_up(
     backend = Fake()
     backend.hardware = {"hung": hanging.unit()}
     async with looking(seeing(hanging, Eyes(backend))) as eyes:
-        assert eyes.sentences() == ["reading hung has hung for 0.03 s; it is left alone until the read returns"]
+        assert eyes.sentences() == [
+            "reading hung has hung for more than 0.03 s; it is left alone until the read returns"
+        ]
 
 
 async def test_a_unit_that_hangs_is_left_alone_by_every_further_scan(hanging: Hanging) -> None:
@@ -819,7 +825,9 @@ async def test_while_the_listing_hangs_what_is_known_is_still_looked_at(hanging:
         backend.listed = listed
         eyes.it.rescan()
         await eyes.until(lambda: bool(eyes.sentences()))
-        assert eyes.sentences() == ["listing its units has hung for 0.03 s; it is left alone until the read returns"]
+        assert eyes.sentences() == [
+            "listing its units has hung for more than 0.03 s; it is left alone until the read returns"
+        ]
         for look in (eyes.it.rescan, lambda: eyes.it.hint(HINT)):
             wanted = [] if eyes.known()["u"] else ["u"]
             backend.hardware["u"] = tuple(device(key) for key in wanted)

@@ -156,7 +156,7 @@ def node(*resources: Resource, **changes: Any) -> Status:
 def busy() -> Status:
     """One on which a little of everything is the matter."""
     waiting = Resource("example.com/camera", "chardev", False, False, "the kubelet refused: Unimplemented")
-    problem = Problem("infiniband", "0000:d8:00.0", "0000:d8:00.0 cannot be read: it has hung for 5 s.")
+    problem = Problem("infiniband", "0000:d8:00.0", "0000:d8:00.0 cannot be read: it has hung for more than 5 s.")
     return node(gpus(**FALLEN), vfs(), kvm(), waiting, problems=(problem,))
 
 
@@ -171,7 +171,7 @@ def broken() -> Status:
     gone = replace(unusable(7, "it is not there any more"), resource="rdma/hca", reason="gone")
     gone = replace(gone, device=adapters[7].key, name="mlx5_7", model="ConnectX-7", hardware=adapters[7].hardware)
     hung = (
-        Problem("infiniband", it, f"{it} cannot be read: it has hung for 5 s.")
+        Problem("infiniband", it, f"{it} cannot be read: it has hung for more than 5 s.")
         for it in ("0000:d8:00.0", "0000:d9:00.0")
     )
     failing = Problem("", "restarts", "HTTP fails and is started again: Address already in use")
