@@ -28,7 +28,7 @@ from agent.kubernetes.runner import connected, load_client
 from agent.runtime.counts import Counts
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
-from agent.runtime.workers import Workers
+from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import Backend
 from backends.errors import reason_of
 from backends.linux import files
@@ -273,8 +273,8 @@ class Dra:
         self._record = msgspec.structs.replace(self._record, resources=tuple(sorted(offered)))
         try:
             await self._workers.start(partial(_write, self._file, self._record if offered else None))
-        except OSError as error:
-            self._unkept.report_once(reason_of(error))
+        except (OSError, NoWorkerError) as error:
+            self._unkept.report_once(reason_of(error) if isinstance(error, OSError) else str(error))
         else:
             self._unkept.healed()
         if is_less:

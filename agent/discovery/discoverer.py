@@ -221,6 +221,8 @@ class Discoverer:
                     await self._probe(todo)
                 else:
                     await self._scan(todo)
+                if self._walked_all and not (self.reads.left and self.reads.slow):
+                    self.first_scan.set()
         finally:
             self.workers.close()
 
@@ -271,6 +273,8 @@ class Discoverer:
                 units = todo.units | self.known.keys()
             else:
                 units, gone = listed, self.known.keys() - listed
+                for job in self.reads.left.values():
+                    job.is_gone = job.unit not in listed
         failed, _ = await self._walk([Job(unit, hinted=since) for unit in sorted(units)], self._read, gone=gone)
         if self._waiters:
             self._answer(failed)
@@ -278,8 +282,6 @@ class Discoverer:
             await self._end_slow()
         self._durations.observe(self._clock() - began)
         self._walked_all |= todo.everything
-        if self._walked_all and not (self.reads.left and self.reads.slow):
-            self.first_scan.set()
 
     async def _probe(self, todo: Todo) -> None:
         """Probe the devices that are due. Where a hint interrupts that, the others are probed after it.
@@ -342,11 +344,14 @@ class Discoverer:
     async def _end_slow(self) -> None:
         """Take in slow reads as they end, until something more urgent comes up."""
         while True:
+            failed: dict[str, str] = {}
             for job in self.reads.ended():
-                failed = await self._digest([job])
+                if job.is_gone:  # what it saw was before that
+                    continue
+                failed |= await self._digest([job])
                 if job.stale:
                     self.schedule.ask([job.unit])
-                self._answer(failed)
+            self._answer(failed)  # not before all are taken in: they are no slow reads any more
             if self.schedule.asked.is_set() or not self.reads.slow:
                 return
             await self.reads.wait(self.schedule.asked)

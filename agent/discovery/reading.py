@@ -99,6 +99,8 @@ class Job(Struct, Generic[T], eq=False):
     hangs: bool = False
     stale: bool = False
     """The unit is to be looked at again once it is done: it began before somebody asked for that."""
+    is_gone: bool = False
+    """There is no such unit any more, by a listing that came after it began."""
     thread: asyncio.Future[None] | None = None
     """Done when the thread that it was left to comes back."""
 

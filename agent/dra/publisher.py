@@ -332,6 +332,7 @@ class Publisher:
         """Write what differs, until cancelled."""
         rate, failures, until = Rate(self._clock), 0, None
         self._owner = {}
+        self.changed()  # a run before this one may have ended by a mistake, half way
         while True:
             with anyio.move_on_after(None if until is None else max(0.0, until - self._clock())):
                 await self._changed.wait()
@@ -388,9 +389,9 @@ class Publisher:
     async def _keep(self, offered: frozenset[str]) -> None:
         """Have it kept of which resources the API server may have devices."""
         if offered != self._recorded:
-            self._recorded = offered
             if self._record is not None:
                 await self._record(offered)
+            self._recorded = offered
 
     async def _write(self, api: Api, it: Write) -> None:
         """Make, replace or delete one slice.

@@ -161,6 +161,7 @@ class Connections:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("it must begin with https:// and a name")
+        parts.hostname.encode("idna")  # as it is looked up
         self._tls = tls() if parts.scheme == "https" else None
         self._address = parts.hostname, parts.port or (443 if self._tls else 80)
         self._host, self._path = parts.netloc.rpartition("@")[2], parts.path.rstrip("/")

@@ -105,12 +105,7 @@ class Workers:
         if error is None:
             future.set_result(result)
         else:
-            # a StopIteration or SystemExit would do more than fail this call
-            future.set_exception(
-                error
-                if isinstance(error, Exception) and not isinstance(error, StopIteration)
-                else RuntimeError(f"raised {shown(error)}")
-            )
+            future.set_exception(_of_call(error))
 
 
 class OneAtATime:
@@ -168,5 +163,12 @@ class OneAtATime:
 def _outcome(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
     try:
         return call(), None
-    except Exception as error:  # noqa: BLE001  # handed on to the caller
-        return None, error
+    except BaseException as error:  # noqa: BLE001  # handed on to the caller
+        return None, _of_call(error)
+
+
+def _of_call(error: BaseException) -> Exception:
+    """What a call fails with: a StopIteration or SystemExit would do more than that."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return RuntimeError(f"raised {shown(error)}")

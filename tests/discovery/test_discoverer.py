@@ -812,6 +812,55 @@ async def test_a_slow_read_ends_or_is_given_up_although_hints_never_end(returns:
         tasks.cancel_scope.cancel()
 
 
+async def all_are_slow(eyes: Eyes, hanging: Hanging, **answers: Callable[[], Discovery]) -> list[asyncio.Future[None]]:
+    """Have these units looked at until each read is left to its thread."""
+    now = [0.0]
+
+    def slowly(unit: str, answer: Callable[[], Discovery]) -> Callable[[], Discovery]:
+        def read() -> Discovery:
+            now[0] += 0.2  # longer than another unit waits for it
+            hanging.here(unit)
+            return answer()
+
+        return read
+
+    eyes.it.reads.clock = lambda: now[0]
+    eyes.backend.hardware |= {unit: slowly(unit, answer) for unit, answer in answers.items()}
+    asked: list[asyncio.Future[None]] = [asyncio.ensure_future(eyes.look_at(unit)) for unit in answers]
+    await eyes.until(lambda: eyes.it.reads.slow.keys() == answers.keys())
+    return asked
+
+
+async def test_each_who_waits_is_told_what_became_of_a_slow_read_though_several_end_at_once(hanging: Hanging) -> None:
+    eyes = Eyes()
+    eyes.backend.hardware = {"a": Discovery, "b": Discovery, "c": Discovery}
+    async with looking(eyes):
+        found = [Discovery((device(it),)) for it in "ab"]
+        asked = await all_are_slow(eyes, hanging, a=lambda: found[0], b=lambda: found[1], c=failing())
+        hanging.let_go()
+        block_until(lambda: all(job.done for job in eyes.it.reads.left.values()))
+        await asked[0]
+        await asked[1]
+        assert eyes.known() == {"a": ["a"], "b": ["b"], "c": []}
+        with pytest.raises(LookError):
+            await asked[2]
+
+
+async def test_what_a_slow_read_saw_of_a_unit_that_is_gone_meanwhile_is_not_told(hanging: Hanging) -> None:
+    eyes, found = Eyes(), Discovery((device("u"),))
+    eyes.backend.hardware = {"u": lambda: found}
+    async with looking(eyes):
+        (asked,) = await all_are_slow(eyes, hanging, u=lambda: found)
+        eyes.backend.hardware = {}
+        eyes.it.rescan()
+        await eyes.until(lambda: not eyes.known())
+        told = len(eyes.news)
+        hanging.let_go()
+        await asked
+        assert eyes.known() == {}
+        assert not any("u" in it.units for it in eyes.news[told:])
+
+
 async def test_while_the_listing_hangs_what_is_known_is_still_looked_at(hanging: Hanging) -> None:
     backend = Fake()
     backend.hardware = {"u": (device("u"),)}

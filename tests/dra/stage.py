@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -40,7 +40,13 @@ def by_claim(held: Held, uid: str = "claim-1") -> Held:
 class Stage:
     """The parts, and what a test does with them."""
 
-    def __init__(self, *resources: Resource[Any], no_execute: tuple[str, ...] = (), after: float = 300.0) -> None:
+    def __init__(
+        self,
+        *resources: Resource[Any],
+        no_execute: tuple[str, ...] = (),
+        after: float = 300.0,
+        record: Callable[[frozenset[str]], Awaitable[None]] | None = None,
+    ) -> None:
         backends: dict[str, Backend[Any]] = {KIND: Fake(*resources)}
         self.inventory = Inventory(resources, backends)
         self.objects = Objects(NODE)
@@ -48,7 +54,8 @@ class Stage:
         self.problems, self.counts = Problems(), Counts()
         self.clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
         settings = Settings(DRIVER, NODE, frozenset(no_execute), Eviction(after, 1))
-        self.publisher = Publisher(settings, self.inventory, backends, self.problems, self.counts, clock=self.clock)
+        known = self.inventory, backends, self.problems, self.counts
+        self.publisher = Publisher(settings, *known, record=record, clock=self.clock)
 
     def find(self, *devices: Device) -> None:
         """A scan has found these, and no others in their units."""

@@ -174,6 +174,24 @@ async def test_a_storm_of_a_thousand_changes_makes_few_writes_and_the_last_one_i
         assert stage.shown(GPU)["0000-03-00-0"] == ""
 
 
+async def test_what_a_mistake_of_ours_has_left_half_done_is_done_when_it_runs_again() -> None:
+    fails = [True]
+
+    async def record(_offered: frozenset[str]) -> None:
+        if fails.pop():
+            raise LookupError
+
+    stage = Stage(claimed(GPU), record=record)
+    stage.find(*cards(1))
+    with pytest.RaisesGroup(LookupError):
+        async with stage.running():
+            await settled()
+    fails[:] = [False, False]
+    async with stage.running():
+        assert len(stage.shown(GPU)) == 1
+    assert fails == [False], "before it writes, it has had it kept of what"
+
+
 async def test_while_the_api_server_is_away_one_problem_is_told_and_afterwards_all_is_right() -> None:
     stage = Stage(claimed(GPU))
     stage.find(*cards(1))

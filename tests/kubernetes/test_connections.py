@@ -257,7 +257,10 @@ async def test_an_answer_of_single_bytes_lets_others_have_their_turns() -> None:
 
 @pytest.mark.parametrize(
     ("url", "why"),
-    [("10.0.0.1:6443", "no URL"), ("ftp://a", "no URL"), ("https://a:99999", "no URL"), ("http://[", "no URL")],
+    [
+        (it, "no URL")
+        for it in ("10.0.0.1:6443", "ftp://a", "https://a:99999", "http://[", "http://api..b", f"http://{'a' * 64}.b")
+    ],
 )
 async def test_a_server_that_is_no_url_is_named_in_a_sentence(url: str, why: str) -> None:
     server = Server(at_once)

@@ -146,5 +146,15 @@ async def test_calls_that_come_while_one_runs_are_one_turn_of_its_thread_and_eac
     one, error, other = await asyncio.gather(*others, return_exceptions=True)
     assert (await first, one, ran) == ("done", other, [])
     assert isinstance(error, LookupError)
+    for wild in (SystemExit, StopIteration):  # more than an error of one call
+        with pytest.raises(RuntimeError, match=wild.__name__):
+            await calls.run(raising(wild))
     assert await calls.run(threading.get_ident) == one
     calls.close()
+
+
+def raising(error: type[BaseException]) -> Callable[[], None]:
+    def call() -> None:
+        raise error
+
+    return call
