@@ -189,7 +189,7 @@ class LostResources:
             return 0.0  # `PodClaims` reads there too, and reports it
         stayed = {name for name, identity in found.sockets.items() if before.sockets.get(name) == identity}
         came = {it: before.came[it] if it in stayed else moved.get(it, since and self._looked) for it in found.sockets}
-        self._observed = replace(found, came=came)
+        self._observed = replace(found, came=came, at=self._looked)
         names = ended(before, self._observed) | (moved.keys() - self._observed.sockets.keys())
         over = max((moved.get(name, since) for name in names), default=0.0)
         for registrar in self._registered():

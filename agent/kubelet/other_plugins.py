@@ -67,6 +67,8 @@ class Observation(Struct, frozen=True):
     """Those of them that were tried and answer."""
     came: Mapping[str, float] = field(default_factory=dict)
     """When each of the sockets came, in monotonic seconds; 0.0: before we looked."""
+    at: float = 0.0
+    """When the sockets were looked at, in monotonic seconds; 0.0: not yet."""
 
     def later(self, offer: Offer) -> list[str]:
         """The sockets that came after a stream's first list."""
@@ -106,12 +108,12 @@ def confirmed(
 
 
 def is_late(offer: Offer, observed: Observation, theirs: Set[str]) -> bool:
-    """Does the kubelet have these from a list of ours that was sent before the last one? All were ours, and no plugin has come.
+    """Does the kubelet have these from a list of ours that was sent before the last one? All were ours, and no plugin was seen to come.
 
     One of 1.37 reads our earlier streams, also those of an agent that was killed, beside the latest, and believes what it reads
     last (kubelet contract: A12.1).
     """
-    return not offer.lacks(theirs) and not observed.later(offer)
+    return observed.at > offer.began and not offer.lacks(theirs) and not observed.later(offer)
 
 
 def ended(before: Observation, now: Observation) -> frozenset[str]:

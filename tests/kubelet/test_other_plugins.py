@@ -90,7 +90,9 @@ def test_a_second_witness_tells_whether_another_plugin_has_the_name(
 def test_a_list_of_our_earlier_stream_that_the_kubelet_read_last_is_no_other_plugins(
     theirs: set[str], came: dict[str, float], late: bool
 ) -> None:
-    assert is_late(OFFER, Observation(sockets=dict.fromkeys(came, (1, 1)), came=came), theirs) is late
+    observed = Observation(sockets=dict.fromkeys(came, (1, 1)), came=came, at=OFFER.sent)
+    assert is_late(OFFER, observed, theirs) is late
+    assert not is_late(OFFER, replace(observed, at=OFFER.began), theirs), "who has not looked since cannot know"
 
 
 def test_who_it_is_is_told_as_far_as_can_be_seen() -> None:
