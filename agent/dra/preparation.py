@@ -130,6 +130,8 @@ class Preparer:
         """Slots that are being given, and perhaps not in the ledger yet."""
         self._turns = HardwareQueue()  # for a claim, by its UID: one thing at a time is done about it
         self._is_collected = False
+        self._unadopted: set[tuple[str, str]] = set()
+        """Claims that could not be adopted so far: namespace and name; the log has why."""
         self._named = Named(house.inventory)
 
     def close(self) -> None:
@@ -436,8 +438,11 @@ class Preparer:
                     )
         except ApiError as error:
             return error.status == HTTPStatus.NOT_FOUND
-        except AllocationRefused as refused:
-            log.warning("claim-not-adopted", claim=f"{namespace}/{name}", reason=refused.sentence)
+        except AllocationRefused as refused:  # its device may be away at the moment
+            if (namespace, name) not in self._unadopted:
+                log.warning("claim-not-adopted", claim=f"{namespace}/{name}", reason=refused.sentence)
+            self._unadopted.add((namespace, name))
+            return False
         return True
 
     def _turn(self, uid: str) -> AbstractAsyncContextManager[object]:

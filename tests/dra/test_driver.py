@@ -20,8 +20,8 @@ from agent.model import HEALTHY as WELL
 from agent.runtime.limits import SOCKET_PATH_LIMIT
 from agent.simulation.dra import ClaimError
 from tests.background import running
-from tests.dra.driven import DRIVER, POOL, Stage, only, staged
-from tests.wait import limit, pass_time, until
+from tests.dra.driven import DRIVER, POOL, Stage, only, staged, toy
+from tests.wait import limit, pass_time, settled, until
 
 HEALTHY, UNHEALTHY = messages.HealthStatus.HEALTHY, messages.HealthStatus.UNHEALTHY
 
@@ -228,6 +228,26 @@ async def test_claims_of_running_pods_are_known_again_where_our_state_was_lost(t
             with pytest.raises(ClaimError, match="in use"):
                 await stage.admit("q", stage.api.allocate("other", "a"))
             assert len(stage.asked("claim")) == 1
+    stage.jobs.close()
+
+
+async def test_a_claim_whose_device_is_away_while_our_state_is_lost_is_known_again_once_it_is_back(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path)
+    async with stage.kubelet:
+        async with stage.serving(stage.driver):
+            await stage.admit("p", stage.api.allocate("train", "a"))
+        stage.inventory.unclaim(stage.ledger.unprepared("uid-train"))
+        stage.gone("a")
+        before = stage.api.asked
+        async with stage.serving():
+            await until(lambda: stage.api.asked > before)
+            await settled()
+            assert stage.held() == {}
+            stage.found(toy("a", attributes={"is": ("toy",)}))
+            pass_time(10.0)
+            await until(lambda: stage.held() == {"a": "train"})
     stage.jobs.close()
 
 
