@@ -297,6 +297,9 @@ async def test_several_commands_at_once_are_one_hand_over_and_the_successor_can_
         assert {code for code, _, _ in said} == {0}
         (first,) = {int(out.split()[1]) for _, out, _ in said}
         assert await Process.ended(agent) == 0  # so that its successor is a child of process 1, or of who adopts
+        await until(
+            (node.root / "admin.sock").exists, "the successor's socket"
+        )  # which looks each 0.1 s whether it is free
         code, out, err = await finish("handover", "--config", config)
         assert (code, err) == (0, "")
         second = int(out.split()[1])
