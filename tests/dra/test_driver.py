@@ -217,12 +217,17 @@ async def test_nothing_is_collected_while_the_kubelet_or_the_api_server_cannot_b
     stage.jobs.close()
 
 
+async def lose_a_claim(stage: Stage) -> None:
+    """Have a pod get `a` by the claim "train", and our state lost."""
+    async with stage.serving(stage.driver):
+        await stage.admit("p", stage.api.allocate("train", "a"))
+    stage.inventory.unclaim(stage.ledger.unprepared("uid-train"))
+
+
 async def test_claims_of_running_pods_are_known_again_where_our_state_was_lost(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     async with stage.kubelet:
-        async with stage.serving(stage.driver):
-            await stage.admit("p", stage.api.allocate("train", "a"))
-        stage.inventory.unclaim(stage.ledger.unprepared("uid-train"))
+        await lose_a_claim(stage)
         async with stage.serving():
             assert stage.held() == {"a": "train"}  # before anything can be prepared
             with pytest.raises(ClaimError, match="in use"):
@@ -236,9 +241,7 @@ async def test_a_claim_whose_device_is_away_while_our_state_is_lost_is_known_aga
 ) -> None:
     stage = Stage(tmp_path)
     async with stage.kubelet:
-        async with stage.serving(stage.driver):
-            await stage.admit("p", stage.api.allocate("train", "a"))
-        stage.inventory.unclaim(stage.ledger.unprepared("uid-train"))
+        await lose_a_claim(stage)
         stage.gone("a")
         before = stage.api.asked
         async with stage.serving():
