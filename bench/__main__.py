@@ -8,6 +8,7 @@ import platform
 import sys
 import sysconfig
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
@@ -167,15 +168,21 @@ def main() -> None:
     if os.geteuid() != 0:
         sys.exit("bench: it makes device nodes and a network namespace, so it must be run as root")
     processes.set_up()
-    machine, figures, began = _machine(), list[Figure](), time.monotonic()
+    machine, figures, failed, began = _machine(), list[Figure](), list[str](), time.monotonic()
     for name in arguments.only or _MEASURES:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
-        figures += _MEASURES[name](arguments.quick)
+        try:
+            figures += _MEASURES[name](arguments.quick)
+        except Exception:  # noqa: BLE001  # the others took minutes
+            traceback.print_exc()
+            failed.append(name)
     print(", ".join(f"{key}: {value}" for key, value in machine.items()))
     print(table(figures))
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(document(figures, machine))
     print(f"{time.monotonic() - began:.0f} s; written to {arguments.output}", file=sys.stderr)
+    if failed:
+        sys.exit(f"bench: could not be measured: {', '.join(failed)}")
     if grown := [it.name for it in figures if it.name.endswith("_growth") and it.met is False]:
         sys.exit(f"bench: what must not grow with a node grows: {', '.join(grown)}")
 

@@ -258,7 +258,8 @@ class Registrar:
         await self._announce()
         if self.plugin.earlier_streams or predecessor is not None:
             await self._see_listed()
-        if streamed:
+        # a kubelet that ended took its streams along, though this loop may have seen its successor's socket first
+        if streamed and (self.plugin.earlier_streams or before.used_in == self._kubelet.generation):
             ends.add(await self._end_after_another(self._end_earlier, before))
         if predecessor is not None:
             if predecessor.has_fixed_paths:

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from agent.simulation.device_manager import checkpoint
+from agent.simulation.device_manager.allocation import Allocation
 from bench import messages
 from bench.figures import Figure, figure
 from bench.kubelet import Kubelet
@@ -68,7 +70,13 @@ def _is_whole(data: bytes) -> bool:
 def _allocate(kubelet: Kubelet, resources: int) -> None:
     """The one ID of each resource, the first token of its node; again and again, as where a pod has ended."""
     pb: Any = messages.load()
+    held = {}
     for number, name in enumerate(resource_names(resources)):
-        container = pb.ContainerAllocateRequest(device_ids=[f"bench-{number}0"])
+        device = f"bench-{number}0"
+        container = pb.ContainerAllocateRequest(device_ids=[device])
         request = pb.AllocateRequest(container_requests=[container]).SerializeToString()
-        kubelet.channel(name).unary_unary(_METHOD)(request)
+        held[f"pod-{number}", "main", name] = Allocation(
+            {-1: (device,)}, kubelet.channel(name).unary_unary(_METHOD)(request)
+        )
+    # as a real one does; an agent offers nothing that a pod holds and the kubelet's record lacks
+    checkpoint.write(kubelet.directory, checkpoint.encode(held, {}))

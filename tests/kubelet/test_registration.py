@@ -302,6 +302,30 @@ async def test_a_restart_of_the_kubelet_is_answered_at_once(node: SimulatedKubel
         await stays_well(node, agent)
 
 
+async def test_a_new_kubelet_that_is_seen_before_the_end_of_the_one_before_is_registered_with_once(
+    node: SimulatedKubelet,
+) -> None:
+    """A busy loop hears of the new socket before it hears that the streams of the kubelet before have ended."""
+    ends = 0
+
+    async def ends_now(_request: RegisterRequest, _deadline: float | None) -> None:
+        nonlocal ends
+        before, node._standing = node._standing, []
+        for process in before:
+            await process.close(kill=True)
+            await until(lambda: not agent.plugin.streaming)
+            ends += 1
+
+    await node.start()
+    async with running(node) as agent:
+        await stays_well(node, agent)
+        await node.stand_still()
+        node.gate = ends_now
+        await node.start()
+        await stays_well(node, agent)
+        assert (ends, node.registrations[TOY]) == (1, 2)
+
+
 @pytest.mark.parametrize("kill", [False, True], ids=["SIGTERM", "kill"])
 async def test_a_kubelet_that_stays_away_for_a_while_is_found_again_at_once(
     node: SimulatedKubelet, kill: bool, monkeypatch: pytest.MonkeyPatch
