@@ -43,6 +43,17 @@ async def until(holds: Callable[[], object], what: str = "", seen: Callable[[], 
             await asyncio.sleep(_PAUSE)
 
 
+async def until_told(ask: Callable[[], Awaitable[T]], holds: Callable[[T], object], what: str = "") -> None:
+    """Ask until the answer is one for which the condition holds.
+
+    Raises:
+        TimeoutError: it never is.
+    """
+    async with limit(what):
+        while not holds(await ask()):
+            await asyncio.sleep(_PAUSE)
+
+
 def block_until(holds: Callable[[], object], what: str = "", seen: Callable[[], object] | None = None) -> None:
     """`until` for a test or thread without an event loop."""
     end = time.monotonic() + PATIENCE

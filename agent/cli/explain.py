@@ -77,7 +77,7 @@ def _look(config: Path | None, device: str) -> Explanation:
         selectable=lambda: ((kind, device) for kind, every in found.selectable.items() for device in every),
     )
     try:
-        it = explained(known, find(known, device), device)
+        it = explained(known, anyio.run(find, known, device), device)
     except NoSuchDeviceError as error:
         raise WrongNameError(str(error)) from error
     assert it is not None  # nothing has a name here but what is there

@@ -25,14 +25,14 @@ class Control(Protocol):
     def watch(self, last: int, *, follow: bool) -> AsyncGenerator[Event, None]:
         """The newest `last` events kept, then, to follow, every one as it happens; who does not keep up misses some."""
 
-    def explain(self, device: str) -> Explanation:
+    async def explain(self, device: str) -> Explanation:
         """All that is known of a device, named by ID, key, address or hardware.
 
         Raises:
             NoSuchDeviceError: there is none.
         """
 
-    def history(self, device: str) -> History:
+    async def history(self, device: str) -> History:
         """How a device was in the last 24 hours, named as to `explain`, or by the key that it had.
 
         Raises:

@@ -51,7 +51,7 @@ class Knowledge(Struct, frozen=True):
     """What was offered and is not, as it was called then."""
 
 
-def find(known: Knowledge, name: str) -> frozenset[str]:
+async def find(known: Knowledge, name: str) -> frozenset[str]:
     """The hardware of this name.
 
     Raises:
@@ -59,7 +59,7 @@ def find(known: Knowledge, name: str) -> frozenset[str]:
     """
     inventory = known.inventory
     try:
-        return inventory.find(name, lookup.unselected(known.selectable()), known.former)
+        return await lookup.find(name, inventory.places(), lookup.unselected(known.selectable()), known.former)
     except FairleadError as error:
         why = _of_resource(inventory, name) if name in inventory.names() else error.sentence
         raise NoSuchDeviceError(why) from error

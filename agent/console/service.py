@@ -12,7 +12,6 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -48,7 +47,7 @@ class AdminService:
     def __mapping__(self) -> dict[str, Handler]:
         """The handlers as grpclib wants them."""
         control = self._control
-        calls: Mapping[str, tuple[type[Any], Callable[[Any], Any]]] = {
+        calls: Mapping[str, tuple[type[Any], Callable[[Any], Awaitable[Any]]]] = {
             "Status": (EmptyRequest, lambda _: control.status()),
             "Explain": (DeviceRequest, lambda it: control.explain(it.device)),
             "History": (DeviceRequest, lambda it: control.history(it.device)),
@@ -65,12 +64,11 @@ class AdminService:
         watch = Handler(self._watch, Cardinality.UNARY_STREAM, WatchRequest, Event)
         return {**handlers, SERVICE + "Watch": watch}
 
-    def _answering(self, call: Callable[[Any], Any]) -> Callable[[Stream[Any, Any]], Awaitable[None]]:
+    def _answering(self, call: Callable[[Any], Awaitable[Any]]) -> Callable[[Stream[Any, Any]], Awaitable[None]]:
         async def handle(stream: Stream[Any, Any]) -> None:
             request = await self._receive(stream)
             try:
-                answer = call(request)
-                view = await answer if isawaitable(answer) else answer
+                view = await call(request)
             except NoSuchDeviceError as error:
                 raise refusal(Status.NOT_FOUND, str(error)) from error
             except RefusedError as error:

@@ -255,11 +255,11 @@ class AgentControl:
 
     # --- one device ---
 
-    def explain(self, device: str) -> views.Explanation:
+    async def explain(self, device: str) -> views.Explanation:
         """All that is known of a device."""
         known = self._knowledge()
-        hardware = find(known, device)
-        explained = explain(known, hardware, device) or self._gone(hardware)
+        hardware = await find(known, device)
+        explained = explain(known, hardware, device) or self._gone(hardware, device)
         seen = _as_seen(explained, self._unseen(explained.backend))
         seen = replace(seen, notes=notes_of(self._parts.node.history, seen), node=self._node)
         seen = replace(seen, fault=last_fault(self._history_of(seen), seen.besides))
@@ -268,12 +268,14 @@ class AgentControl:
             return seen
         return replace(seen, reason=missing.reason, message=missing.message, since=self._wall(missing.since))
 
-    def _gone(self, hardware: frozenset[str]) -> views.Explanation:
+    def _gone(self, hardware: frozenset[str], name: str) -> views.Explanation:
         """A device that had this hardware, is gone, and that no pod has."""
         shortfall = self._parts.node.shortfall
         went = (it for it in shortfall.missing if it.reason == WENT and not hardware.isdisjoint(it.hardware))
         if (it := next(went, None)) is None:  # an earlier run offered it, and nobody has looked yet
-            place = next(it for it in shortfall.former if not hardware.isdisjoint(it.hardware))
+            place = next((it for it in shortfall.former if not hardware.isdisjoint(it.hardware)), None)
+            if place is None:
+                raise NoSuchDeviceError(f"{name!r} has gone while it was looked for; ask again")
             kind = self._parts.node.inventory.kind(place.resource) or ""
             why = views.Decision(place.resource, False, "offered it, and it has not been seen since the start")
             return views.Explanation(place.key, kind, "", hardware=tuple(sorted(place.hardware)), decisions=(why,))
@@ -303,10 +305,10 @@ class AgentControl:
 
     # --- what happened ---
 
-    def history(self, device: str) -> views.History:
+    async def history(self, device: str) -> views.History:
         """How a device was in the last 24 hours, named as to `explain`, or by the key that it had."""
         try:
-            return self._history_of(self.explain(device))
+            return self._history_of(await self.explain(device))
         except NoSuchDeviceError:
             if (gone := history_by_key(self._parts.node.history, device)) is None:
                 raise
@@ -333,7 +335,7 @@ class AgentControl:
 
     async def drain(self, device: str, reason: str, until: float | None) -> views.Drained:
         """Offer it to no new pod, until then or until it is undrained."""
-        hardware = find(self._knowledge(), device)
+        hardware = await find(self._knowledge(), device)
         earlier = [
             drain
             for drain in self._parts.node.health.drains_of(hardware)
@@ -372,7 +374,7 @@ class AgentControl:
 
     async def undrain(self, device: str) -> views.Undrained:
         """Back into service: ends its drain, its quarantine, and what waits for an operator."""
-        hardware = find(self._knowledge(), device)
+        hardware = await find(self._knowledge(), device)
         try:
             ended = await self._parts.node.undrain(hardware)
             ended += self._parts.node.believe(hardware)

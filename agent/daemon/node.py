@@ -30,7 +30,7 @@ from agent.health.latches import Latch
 from agent.history.recorder import Recorder
 from agent.history.timeline import Note
 from agent.inventory.inventory import Inventory
-from agent.inventory.lookup import unselected
+from agent.inventory.lookup import find, unselected
 from agent.inventory.shortfall import Shortfall
 from agent.kubelet.pods.pod_claims import PodClaims
 from agent.model import FORGOTTEN, Health, Held, Snapshot
@@ -113,13 +113,13 @@ class Node:
     def _list_of(self, resource: str) -> Snapshot | None:
         return self.publisher.serving.list_of(resource)
 
-    def find(self, name: str) -> frozenset[str]:
+    async def find(self, name: str) -> frozenset[str]:
         """The hardware of this name, which what is there has, or had while it was offered; every face resolves names here.
 
         Raises:
             FairleadError: nothing is called that, or several devices are.
         """
-        return self.inventory.find(name, unselected(self.selectable()), self.shortfall.former)
+        return await find(name, self.inventory.places(), unselected(self.selectable()), self.shortfall.former)
 
     def selectable(self) -> Iterator[tuple[str, Device]]:
         """Every device that a selector can name, with its backend, also those that no resource selects."""

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from agent.inventory.decision import decide, is_meant_for_one
 from agent.inventory.lists import Listing, bytes_of
-from agent.inventory.lookup import Place, find, places_of
+from agent.inventory.lookup import Place, places_of
 from agent.inventory.selection import Found, Selection
 from agent.inventory.tombstones import Holdings, given_to, is_same
 from agent.model import HEALTHY, Health, Held, Slot, SlotKey, Snapshot, State
@@ -309,16 +309,10 @@ class Inventory:
         holding = next((claim.backend for claim in claims), None)
         return self.selection.kind(name) or holding or self.selection.kind_to_be(name)
 
-    def find(self, name: str, *others: Iterable[Place]) -> frozenset[str]:
-        """The hardware that a person calls so: a device's key, an ID, the hardware's own name.
-
-        `others` are looked at where nothing that is there has the name.
-
-        Raises:
-            FairleadError: nothing is called that, or several devices are.
-        """
+    def places(self) -> Iterator[Place]:
+        """Where hardware can be found by name: what is there, and what is gone and a pod still holds."""
         tombstones = (it for it in self._held.by_slot.values() if it.id not in self._lists[it.resource].owners)
-        return find(name, places_of(self._all(), tombstones), *others)
+        return places_of(self._all(), tombstones)
 
     def unclaimed(self) -> list[Found]:
         """The devices that no resource has; `why` has the reasons."""

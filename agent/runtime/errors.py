@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
 import difflib
 import enum
+import heapq
 import os
 import string
 from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 from typing import ClassVar, Final
 
 _LISTED: Final = 20  # names in one sentence; a node may have thousands
@@ -47,24 +48,26 @@ def unknown(
     none is more likely than the others: which numbers there are is said. Of thousands of names,
     those are near that begin alike: comparing it with all of them takes half a second.
     """
-    choices = sorted(known)
+    known, others = set(known), tuple(others)
     name = brief(name)  # comparing a megabyte with every name takes minutes
-    if numbers := _numbers(name, {*choices, *others}):
+    if numbers := _numbers(name, chain(known, others)):
         return f"there is no {what} {name!r}; there {numbers}"
-    if near := difflib.get_close_matches(name, [*_around(name, choices), *_around(name, sorted(others))], n=1):
+    if near := difflib.get_close_matches(name, [*_around(name, known), *_around(name, others)], n=1):
         return f"there is no {what} {name!r}; did you mean {near[0]!r}?"
-    if elsewhere and len(choices) > _SOME:
+    if elsewhere and len(known) > _SOME:
         return f"there is no {what} {name!r}; {elsewhere}"
-    shown = ", ".join(map(repr, choices[:most])) or "none at all"
-    more = f" and {len(choices) - most} more" if len(choices) > most else ""
+    shown = ", ".join(map(repr, sorted(known)[:most])) or "none at all"
+    more = f" and {len(known) - most} more" if len(known) > most else ""
     return f"there is no {what} {name!r}; there are {shown}{more}"
 
 
-def _numbers(name: str, known: Collection[str]) -> str:
+def _numbers(name: str, known: Iterable[str]) -> str:
     """Which numbers there are of the names that are this one but for its number; empty if there are none."""
     stem = name.rstrip(string.digits)
-    ends = [it[len(stem) :] for it in known if stem and stem != name and it.startswith(stem)]
-    of = sorted(int(end) for end in ends if end.isascii() and end.isdigit() and (end == "0" or end[0] != "0"))
+    if not stem or stem == name:
+        return ""
+    ends = [it[len(stem) :] for it in known if it.startswith(stem)]
+    of = sorted({int(end) for end in ends if end.isascii() and end.isdigit() and (end == "0" or end[0] != "0")})
     if not of:
         return ""
     if len(of) == 1:
@@ -74,10 +77,15 @@ def _numbers(name: str, known: Collection[str]) -> str:
     return f"are {some([f'{stem}{it}' for it in of], _LISTED)}"
 
 
-def _around(name: str, ordered: Sequence[str]) -> Sequence[str]:
-    """The names around the place where `name` would stand; all, where they are few."""
-    place = bisect.bisect(ordered, name)
-    return ordered[max(0, place - _COMPARED // 2) : place + _COMPARED // 2] if len(ordered) > _COMPARED else ordered
+def _around(name: str, known: Collection[str]) -> Iterable[str]:
+    """The names around the place where `name` would stand, in their order; all, where they are few.
+
+    Sorting 30,000 takes 20 ms, in which the event loop does nothing else.
+    """
+    if len(known) <= _COMPARED:
+        return sorted(known)
+    before = heapq.nlargest(_COMPARED // 2, (it for it in known if it <= name))
+    return [*reversed(before), *heapq.nsmallest(_COMPARED // 2, (it for it in known if it > name))]
 
 
 def brief(text: str, most: int = _LONGEST) -> str:

@@ -72,11 +72,11 @@ class FakeDaemon:
             event = await self.news.get()
             yield event
 
-    def explain(self, device: str) -> Explanation:
+    async def explain(self, device: str) -> Explanation:
         self._known(device)
         return Explanation(device, "gpu", "0000:3b:00.0", numa_node=0, resource="nvidia.com/gpu", gift=Gift({"A": "b"}))
 
-    def history(self, device: str) -> History:
+    async def history(self, device: str) -> History:
         self._known(device)
         return History(device, "nvidia.com/gpu", self.past.get(device, self.plain))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -57,7 +58,7 @@ class World:
         self.beside: list[tuple[str, Device]] = []
 
     def explain(self, name: str) -> Explanation:
-        it = explain(self.known, find(self.known, name), name)
+        it = explain(self.known, asyncio.run(find(self.known, name)), name)
         assert it is not None
         return it
 

@@ -40,7 +40,7 @@ async def test_specifications_follow_what_is_plugged_in_and_outlive_the_daemon_a
         make_node(node.root / "dev/ttyUSB0", "c", 188, 0)
         await node.has(PORT, healthy=1)
         await until(lambda: known(node) == {"ttyUSB0"})
-        gift = agent.control.explain("ttyUSB0").gift
+        gift = (await agent.control.explain("ttyUSB0")).gift
         assert gift is not None
         assert gift == Gift(
             devices=(GivenNode("/dev/ttyUSB0", "/dev/ttyUSB0", "rw"),),

@@ -21,7 +21,7 @@ from backends.base import Clears, Discovery, Signal, Verdict
 from tests.daemon.node import TOY, Node, pod, toys
 from tests.daemon.test_supervisor_health import CARDS, Cards, cards, xid
 from tests.fakes import device
-from tests.wait import until
+from tests.wait import until, until_told
 
 
 async def shown(agent: Agent, name: str = TOY) -> Resource:
@@ -71,12 +71,12 @@ async def test_a_device_that_a_pod_holds_and_that_is_gone_says_since_when(node: 
         node.say("stub-0 gone")
         await node.has(TOY, healthy=0, unhealthy=1)
         after = time.time()
-        for it in (await shown(agent)).devices[0], agent.control.explain("stub-0"):
+        for it in (await shown(agent)).devices[0], await agent.control.explain("stub-0"):
             assert it.reason == "gone"
             assert before <= it.since <= after
     async with node.running(toys(1)) as agent:
         await node.has(TOY, healthy=0, unhealthy=1)
-        for it in (await shown(agent)).devices[0], agent.control.explain("stub-0"):
+        for it in (await shown(agent)).devices[0], await agent.control.explain("stub-0"):
             assert (it.reason, it.since) == ("gone", 0.0)  # this run has not seen it go
 
 
@@ -122,7 +122,7 @@ async def test_who_holds_what_is_told_once_the_kubelet_has_said_it(node: Node) -
         assert (await shown(agent)).devices[0].held == (Held("stub-0", ()),)
         await agent.node.pod_claims.ask()
         assert (await shown(agent)).devices[0].held == (Held("stub-0", (Holder("default", "p", "app"),)),)
-        assert agent.control.explain("stub-0").held == (await shown(agent)).devices[0].held
+        assert (await agent.control.explain("stub-0")).held == (await shown(agent)).devices[0].held
 
 
 async def test_who_has_a_device_by_a_resource_claim_is_told_with_the_claim(node: Node) -> None:
@@ -210,16 +210,16 @@ async def test_a_drain_names_its_ids_and_those_that_pods_keep(node: Node) -> Non
         agent._discovery.take(xid())
         again = await agent.control.drain("card 0", "the fan", None)
         assert again.besides == ("xid-79",)
-        explained = agent.control.explain("card 0")
+        explained = await agent.control.explain("card 0")
         assert (explained.condition, explained.besides, explained.until) == ("Drained", "xid-79", "")
         listed = {it.key: it for it in (await shown(agent, CARDS)).devices}
         assert (listed["card 0"].besides, listed["card 1"].besides) == ("xid-79", "")
         undrained = await agent.control.undrain("card 0")
         assert (undrained.ids, undrained.ended) == (drained.ids, ("drained", "xid-79"))
         assert (await agent.control.undrain("card 0")).ended == ()
-        fault = agent.control.explain("card 0").fault  # it was drained when it fell ill: no list showed it
+        fault = (await agent.control.explain("card 0")).fault  # it was drained when it fell ill: no list showed it
         assert fault is None
-        assert [it.message.partition(";")[0] for it in agent.control.explain("card 0").notes] == [
+        assert [it.message.partition(";")[0] for it in (await agent.control.explain("card 0")).notes] == [
             "ended by `fairlead undrain`"
         ]
 
@@ -258,21 +258,21 @@ async def test_what_has_ended_is_told_with_when_it_was_and_what_ended_it(node: N
         await node.has(CARDS, healthy=4)
         agent._discovery.take(xid())
         await node.has(CARDS, healthy=2, unhealthy=2)
-        await until(lambda: agent.control.history("card 0").periods[-1].reason == "xid-79")
-        assert agent.control.explain("card 0").fault is None  # it has not ended
-        began = agent.control.history("card 0").periods[-1].begins
+        await until_told(lambda: agent.control.history("card 0"), lambda it: it.periods[-1].reason == "xid-79")
+        assert (await agent.control.explain("card 0")).fault is None  # it has not ended
+        began = (await agent.control.history("card 0")).periods[-1].begins
         await agent.control.drain("card 0", "", None)
-        await until(lambda: agent.control.history("card 0").periods[-1].state == "Drained")
-        assert agent.control.explain("card 0").fault is None
+        await until_told(lambda: agent.control.history("card 0"), lambda it: it.periods[-1].state == "Drained")
+        assert (await agent.control.explain("card 0")).fault is None
         await agent.control.undrain("card 0")
         await node.has(CARDS, healthy=4)
-        await until(lambda: agent.control.history("card 0").periods[-1].state == "Healthy")
-        fault = agent.control.explain("card 0").fault
+        await until_told(lambda: agent.control.history("card 0"), lambda it: it.periods[-1].state == "Healthy")
+        fault = (await agent.control.explain("card 0")).fault
         assert fault is not None
         assert (fault.reason, fault.by) == ("xid-79", "ended by `fairlead undrain`")
         assert fault.begins == pytest.approx(began, abs=0.1)
-        assert fault.ends >= agent.control.history("card 0").periods[-2].begins
-        said = [*explained(agent.control.explain("card 0"))]
+        assert fault.ends >= (await agent.control.history("card 0")).periods[-2].begins
+        said = [*explained(await agent.control.explain("card 0"))]
         assert any(line.startswith("  xid-79 from ") and "ended by `fairlead undrain`" in line for line in said)
 
 
@@ -284,9 +284,9 @@ async def test_a_device_that_is_gone_is_drained_for_when_it_is_back_and_says_tha
         await node.has(TOY, healthy=0, unhealthy=1)
         drained = await agent.control.drain("stub-0", "the fan", None)
         assert (drained.ids, drained.held) == ((), ("stub-0",))
-        assert [it.reason for it in agent.control.explain("stub-0").signals] == ["drained"]
+        assert [it.reason for it in (await agent.control.explain("stub-0")).signals] == ["drained"]
         node.say("stub-0 healthy")
-        await until(lambda: agent.control.explain("stub-0").reason == "drained")
+        await until_told(lambda: agent.control.explain("stub-0"), lambda it: it.reason == "drained")
         again = await agent.control.drain("stub-0", "the fan", None)
         assert (again.ids, again.held) == (("stub-0",), ("stub-0",))
 
@@ -308,10 +308,14 @@ async def test_a_delayed_signal_is_among_the_signals_before_it_counts(node: Node
         backend.said = (Signal("pci:0", "flaky", Verdict.DELAYED, "It flickers.", after=3600.0),)
         before = time.time()
         agent.discoverers["cards"].rescan()
-        await until(lambda: agent.control.explain("card 0").signals, "it is said")
+        await until_told(lambda: agent.control.explain("card 0"), lambda it: it.signals, "it is said")
         after = time.time()
-        (signal,) = agent.control.explain("card 0").signals
-        assert (signal.reason, signal.counts, agent.control.explain("card 0").state) == ("flaky", False, "Healthy")
+        (signal,) = (await agent.control.explain("card 0")).signals
+        assert (signal.reason, signal.counts, (await agent.control.explain("card 0")).state) == (
+            "flaky",
+            False,
+            "Healthy",
+        )
         assert signal.changes is not None
         assert before <= signal.changes - 3600.0 <= after
 
@@ -328,19 +332,20 @@ async def test_how_a_device_was_is_told_by_any_of_its_names_also_once_it_is_gone
         await node.has(TOY, healthy=1, unhealthy=1)
         await node.kubelet.admit(pod("p", 1, TOY))
         await agent.node.pod_claims.ask()
-        await until(lambda: agent.control.history("stub-0").periods[-1].holders == ("default/p",))
+        held = ("default/p",)
+        await until_told(lambda: agent.control.history("stub-0"), lambda it: it.periods[-1].holders == held)
         node.say("stub-1 gone")
         await node.has(TOY, healthy=1)
-        await until(lambda: agent.control.history("stub-1").periods[-1].state == "Gone")
+        await until_told(lambda: agent.control.history("stub-1"), lambda it: it.periods[-1].state == "Gone")
         for name in ("stub-1", f"{TOY}/stub-1"):
-            told = agent.control.history(name)
+            told = await agent.control.history(name)
             assert (told.key, told.resource) == ("stub-1", TOY)
             assert [it.state for it in told.periods][-3:] == ["Healthy", "Unhealthy", "Gone"]
         with pytest.raises(NoSuchDeviceError):
-            agent.control.history("stub-7")
+            await agent.control.history("stub-7")
     async with node.running(toys(2)) as agent:
         await node.has(TOY, healthy=1)
-        await until(lambda: agent.control.history("stub-1").periods[-1].state == "Gone")
-        assert [it.state for it in agent.control.history("stub-1").periods] == [
+        await until_told(lambda: agent.control.history("stub-1"), lambda it: it.periods[-1].state == "Gone")
+        assert [it.state for it in (await agent.control.history("stub-1")).periods] == [
             *("Unknown", "Healthy", "Unhealthy", "Gone", "Unknown", "Gone")
         ]

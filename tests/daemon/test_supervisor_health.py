@@ -149,11 +149,11 @@ async def test_a_drained_device_gets_no_pod_and_keeps_those_it_has_until_it_is_u
     async with node.running(cards(), backends={"cards": Cards()}) as agent:
         await node.has(CARDS, healthy=4)
         await node.kubelet.admit(pod("before", 4, CARDS))
-        await agent.node.drain(agent.inventory.find("card 0"), "replacing the fan")
+        await agent.node.drain(await agent.node.find("card 0"), "replacing the fan")
         assert [drain["reason"] for drain in kept(node)["drains"]] == ["replacing the fan"]
         await node.has(CARDS, healthy=2, unhealthy=2)
         assert (await node.kubelet.admit(pod("after", 1, CARDS))).phase is Phase.FAILED
-        assert await agent.node.undrain(agent.inventory.find("card 0")) == ("drained",)
+        assert await agent.node.undrain(await agent.node.find("card 0")) == ("drained",)
         await node.has(CARDS, healthy=4)
         assert kept(node)["drains"] == []
 
@@ -315,7 +315,7 @@ async def test_a_card_that_comes_and_goes_is_left_out_until_an_operator_says_tha
         assert (await node.kubelet.admit(pod("after", 3, CARDS))).phase is Phase.FAILED
     async with node.running(cards(), backends={"cards": Cards()}) as agent:
         await node.has(CARDS, healthy=2, unhealthy=2)
-        assert await agent.node.undrain(agent.inventory.find("card 1")) == ("flapping",)
+        assert await agent.node.undrain(await agent.node.find("card 1")) == ("flapping",)
         await node.has(CARDS, healthy=4)
 
 

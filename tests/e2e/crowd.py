@@ -85,6 +85,8 @@ class Crowd:
         for command in (["status", "--json"], ["doctor", "--json"], ["explain", "/dev/w7"], ["explain", "/dev/w77"]):
             _, out, err = await finish(*command, "--config", config)
             assert out, err
+        _, _, err = await finish("explain", "/dev/x7", "--config", config)  # a name that none has: all are compared
+        assert "did you mean" in err, err
         for path in ("/", "/metrics", "/status.json"):
             # counted, a page of 2,000 devices takes 17 s of an idle core, and 150 s at a load of 16
             assert (await self.node.get(path, slower=self._slower)).startswith("HTTP/1.1 200 ")

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from itertools import permutations
 
 import pytest
 
+from agent.inventory import lookup
 from agent.inventory.inventory import Inventory
-from agent.inventory.lookup import AmbiguousError, Place, find
+from agent.inventory.lookup import AmbiguousError, Place
 from agent.runtime.errors import FairleadError, unknown
 from backends.base import Device, HostPath, Node
 from tests.fakes import KIND, Fake, by_unit, device, held, resource
+
+
+def find(name: str, *groups: Iterable[Place]) -> frozenset[str]:
+    return asyncio.run(lookup.find(name, *groups))
+
 
 GPU = Place(
     frozenset({"pci:0000:3b:00.0", "pci:0000:3b:00.1"}), "GPU-4711", "nvidia.com/gpu", ("GPU-4711::0", "GPU-4711::1")
@@ -182,7 +190,7 @@ def test_the_inventory_finds_what_it_offers_what_nobody_has_and_what_is_gone_and
     gone = device("old", "a.example/one", hardware=["pci:3"])
     it.update(KIND, by_unit([offered, device("lost", hardware=["pci:2"])]))
     it.claim([held("a.example/one", "old", gone), held("a.example/one", "forgotten")])
-    found = {name: it.find(name) for name in ("d", "d::0", "a.example/one/d::0", "lost", "old", "3")}
+    found = {name: find(name, it.places()) for name in ("d", "d::0", "a.example/one/d::0", "lost", "old", "3")}
     assert [hardware for (hardware,) in found.values()] == ["pci:1", "pci:1", "pci:1", "pci:2", "pci:3", "pci:3"]
 
 
@@ -191,7 +199,7 @@ def test_an_id_with_another_card_behind_it_is_the_card_that_is_there() -> None:
     it = Inventory(resources, {KIND: Fake(*resources)})
     it.claim([held("a.example/one", "d", device("d", hardware=["pci:1"]))])
     it.update(KIND, by_unit([device("d", "a.example/one", hardware=["pci:2"])]))
-    assert it.find("d") == {"pci:2"}
+    assert find("d", it.places()) == {"pci:2"}
 
 
 GPUS = tuple(
