@@ -49,7 +49,7 @@ _WRAPPED: Final = (
     ("agent.kubelet.allocation", "Allocator.allocate", "request read"),
     ("agent.daemon.node", "Node.allocated", "slots and claims"),
     ("agent.kubelet.wire", "encode_allocate", "claim written, edits"),
-    ("agent.kubelet.transport.gathered_writes", "GatheringTransport._send", "HTTP/2 out"),
+    ("agent.kubelet.transport.connection", "GatheringTransport._send", "HTTP/2 out"),
 )
 """Module, function, and the stage that ends when it is called."""
 

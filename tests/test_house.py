@@ -39,10 +39,7 @@ _APART: Final = {
         ),
         "a foreign format or program, with its source: it changes when that does",
     ),
-    **dict.fromkeys(
-        ("agent/kubelet/pods/cgroups.py", "agent/kubelet/transport/http2/header_blocks.py"),
-        "the kernel's format, and RFC 7541's: read beside those, not beside what uses them",
-    ),
+    "agent/kubelet/pods/cgroups.py": "the kernel's format: read beside that, not beside what uses it",
     **dict.fromkeys(
         (
             "agent/console/doctor/cdi.py",

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from agent.kubelet.handover import Relay
     from agent.kubelet.lock import Lock
-    from agent.kubelet.transport.gathered_writes import GatheringTransport
+    from agent.kubelet.transport.connection import GatheringTransport
     from agent.model import Slot, Snapshot
 
 

@@ -13,7 +13,7 @@ from grpclib.client import UnaryUnaryMethod
 from grpclib.protocol import H2Protocol
 from h2.events import AlternativeServiceAvailable, Event, UnknownFrameReceived
 
-from agent.kubelet.transport.gathered_writes import GatheringTransport
+from agent.kubelet.transport.connection import GatheringTransport
 from agent.kubelet.wire import Codec, Encoded
 from agent.runtime.limits import MESSAGE_LIMIT
 

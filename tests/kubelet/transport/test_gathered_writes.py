@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agent.kubelet.transport.client import Channel
-from agent.kubelet.transport.gathered_writes import GatheringTransport
+from agent.kubelet.transport.connection import GatheringTransport
 from tests.wait import limit
 
 Ends = tuple[GatheringTransport, socket.socket]

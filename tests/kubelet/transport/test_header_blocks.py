@@ -10,8 +10,8 @@ from hpack import Decoder, Encoder, HPACKError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.kubelet.transport.http2 import header_blocks
-from agent.kubelet.transport.http2.header_blocks import EMPTY_TABLE, Table, write
+from agent.kubelet.transport import http2
+from agent.kubelet.transport.http2 import Table, header_block
 
 headers = st.lists(
     st.tuples(
@@ -53,14 +53,17 @@ def test_what_is_written_is_read_by_whoever_has_an_empty_table_or_any_other(
     client = Decoder()
     for said in blocks:
         ascii_only = tuple((name, value.encode("ascii", "replace").decode()) for name, value, _ in said)
-        assert tuple((str(n), str(v)) for n, v in client.decode(EMPTY_TABLE + write(ascii_only))) == ascii_only
+        assert (
+            tuple((str(n), str(v)) for n, v in client.decode(http2._EMPTY_TABLE + header_block(ascii_only)))
+            == ascii_only
+        )
 
 
 def test_a_connection_whose_blocks_all_differ_does_not_make_us_remember_them_all() -> None:
     encoder, table = Encoder(), Table.first()
-    for timeout in range(3 * header_blocks._MOST):
+    for timeout in range(3 * http2._REMEMBERED):
         _, table = table.read(encoder.encode([("grpc-timeout", f"{timeout}m")]))
-    assert next(table._remembered) > header_blocks._MOST
+    assert next(table._remembered) > http2._REMEMBERED
     assert table._blocks == {}
     assert Table.first() is not table, "other connections begin to remember anew"
     assert next(Table.first()._remembered) == 0
@@ -68,8 +71,8 @@ def test_a_connection_whose_blocks_all_differ_does_not_make_us_remember_them_all
 
 def test_a_block_longer_than_any_kubelets_is_read_each_time() -> None:
     table = Table.first()
-    block = Encoder().encode([("x-of-ours", "?" * 2 * header_blocks._LONGEST, True)], huffman=False)
-    assert table.read(block)[0] == table.read(block)[0] == (("x-of-ours", "?" * 2 * header_blocks._LONGEST),)
+    block = Encoder().encode([("x-of-ours", "?" * 2 * http2._LONGEST, True)], huffman=False)
+    assert table.read(block)[0] == table.read(block)[0] == (("x-of-ours", "?" * 2 * http2._LONGEST),)
     assert table._blocks == {}
 
 

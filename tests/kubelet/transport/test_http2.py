@@ -23,7 +23,7 @@ from h2.events import DataReceived, Event, RemoteSettingsChanged, RequestReceive
 from hpack import Decoder, Encoder
 
 from agent.kubelet.api.v1beta1 import PreStartContainerRequest
-from agent.kubelet.transport.http2.connection import Held, ServerConnection
+from agent.kubelet.transport.http2 import OpenCalls, ServerConnection
 from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import Codec, Encoded
 from tests.kubelet.transport.frames import (
@@ -375,14 +375,14 @@ def calls(number: int, message: bytes, connection: ServerConnection, first: int 
     return events
 
 
-def greeted(held: Held) -> ServerConnection:
+def greeted(held: OpenCalls) -> ServerConnection:
     connection = ServerConnection(held)
     connection.receive_data(HELLO)
     return connection
 
 
 def test_a_client_that_changes_its_first_window_again_and_again_has_the_last_one() -> None:
-    connection = greeted(Held())
+    connection = greeted(OpenCalls())
     calls(100, b"", connection)
     events = connection.receive_data(frame(SETTINGS, 0, 0, b"".join(b"\0\4" + numbers(n) for n in range(32))))
     assert [type(event) for event in events] == [RemoteSettingsChanged]
@@ -391,7 +391,7 @@ def test_a_client_that_changes_its_first_window_again_and_again_has_the_last_one
 
 def test_a_message_goes_on_when_it_is_whole_however_many_pieces_it_came_in() -> None:
     """grpclib keeps an object of 400 bytes for each (CVE-2026-84304 of grpc-go)."""
-    connection = greeted(Held())
+    connection = greeted(OpenCalls())
     message = b"\0\0\0\1\0" + bytes(256)
     receive(connection, frame(HEADERS, 4, 1, ECHO))
     events = [it for byte in message for it in receive(connection, frame(DATA, 0, 1, bytes([byte])))]
@@ -400,7 +400,7 @@ def test_a_message_goes_on_when_it_is_whole_however_many_pieces_it_came_in() -> 
 
 
 def test_no_client_and_not_all_together_hold_more_than_a_few_requests() -> None:
-    held, half = Held(), b"\0\0\x3f\xff\xff" + bytes(1 << 17)
+    held, half = OpenCalls(), b"\0\0\x3f\xff\xff" + bytes(1 << 17)
     first = greeted(held)
     with pytest.raises(h2.exceptions.ProtocolError):  # it may not send so much that is not read
         calls(100, half, first)
@@ -419,7 +419,7 @@ def test_no_client_and_not_all_together_hold_more_than_a_few_requests() -> None:
 
 
 def test_calls_that_end_hold_nothing_and_give_back_what_their_client_may_send() -> None:
-    held = Held()
+    held = OpenCalls()
     connection = greeted(held)
     for stream in range(1, 2001, 2):
         calls(1, b"\0\0\x3f\xff\xff" + bytes(1 << 14), connection, first=stream)
@@ -429,7 +429,7 @@ def test_calls_that_end_hold_nothing_and_give_back_what_their_client_may_send() 
 
 def test_a_call_that_the_client_ends_in_the_same_breath_never_begins() -> None:
     """grpclib would keep its stream as long as the connection lasts: 40 MB in a second of such calls (CVE-2023-44487)."""
-    held = Held()
+    held = OpenCalls()
     connection = greeted(held)
     for stream in range(1, 5001, 2):
         call = frame(HEADERS, 4, stream, ECHO) + frame(DATA, 0, stream, SAID + bytes(9000))
@@ -441,13 +441,13 @@ def test_a_call_that_the_client_ends_in_the_same_breath_never_begins() -> None:
 
 
 def test_a_call_whose_message_is_refused_in_the_same_breath_never_begins() -> None:
-    connection = greeted(Held())
+    connection = greeted(OpenCalls())
     assert connection.receive_data(frame(HEADERS, 4, 1, ECHO) + frame(DATA, 0, 1, b"\0\0\x40\0\1")) == []
     assert connection.data_to_send().endswith(frame(RST_STREAM, 0, 1, numbers(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)))
 
 
 def test_all_clients_together_have_a_thousand_calls_open_and_each_may_have_a_few() -> None:
-    held = Held()
+    held = OpenCalls()
     others = [greeted(held) for _ in range(200)]
     for one in others:
         calls(100, b"", one)
@@ -462,7 +462,7 @@ def test_all_clients_together_have_a_thousand_calls_open_and_each_may_have_a_few
 
 def test_one_turn_reads_few_header_blocks_that_are_long() -> None:
     """hpack takes a millisecond and more for one; those of a kubelet have 200 bytes."""
-    connection, long = greeted(Held()), ask("Echo", ("x", "y" * 15000))
+    connection, long = greeted(OpenCalls()), ask("Echo", ("x", "y" * 15000))
     data, events = b"".join(frame(HEADERS, 4, stream, long) for stream in range(1, 41, 2)), []
     turns = 0
     while not turns or connection.is_behind:
@@ -476,7 +476,7 @@ def test_one_turn_reads_few_header_blocks_that_are_long() -> None:
 
 
 def test_a_message_that_is_too_long_is_refused_by_its_head() -> None:
-    connection = greeted(Held())
+    connection = greeted(OpenCalls())
     (_, reset) = calls(1, b"\0\0\x40\0\1", connection)
     assert isinstance(reset, StreamReset)
 
