@@ -66,7 +66,7 @@ class _Claim(Struct, frozen=True):
     may_run: bool = True  # by all that is known: not of one that an intact record lacks, or that is from before a boot
 
 
-class Holdings(Collection[Held]):
+class HeldThen(Collection[Held]):
     """What was held at one moment: the first so many of a list that only grows, so that it costs nothing to take."""
 
     __slots__ = ("_count", "_those")
@@ -85,41 +85,19 @@ class Holdings(Collection[Held]):
 
     def begun_since(self, before: Collection[Held]) -> list[Held] | None:
         """What began after an earlier moment; None if anything ended or changed since, and all must be compared."""
-        if isinstance(before, Holdings) and before._those is self._those:
+        if isinstance(before, HeldThen) and before._those is self._those:
             return self._those[before._count : self._count]
         return None
-
-
-class _Claims(dict[SlotKey, _Claim]):
-    """The claims by their slots, and the list of what is held: one that begins is added without a look at the others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._held: list[Held] = []  # is another list once a claim has ended or changed
-
-    def __setitem__(self, slot: SlotKey, claim: _Claim) -> None:
-        before = self.get(slot)
-        super().__setitem__(slot, claim)
-        if before is None:
-            self._held.append(claim.held)
-        elif before.held != claim.held:
-            self._held = []
-
-    def __delitem__(self, slot: SlotKey) -> None:
-        super().__delitem__(slot)
-        self._held = []
-
-    def held(self) -> Holdings:
-        if len(self._held) != len(self):
-            self._held = [claim.held for claim in self.values()]
-        return Holdings(self._held)
 
 
 class Ledger:
     """All claims; the only one who knows them."""
 
     def __init__(self) -> None:
-        self._claims = _Claims()
+        self._claims = dict[SlotKey, _Claim]()
+        self._held: list[
+            Held
+        ] = []  # of all claims, in their order; empty, and another list, once one has ended or changed
         self._holders = Counter[str]()  # how many claims have a piece of hardware
         self._youngest = -math.inf  # when the last of them began
 
@@ -127,9 +105,11 @@ class Ledger:
         """Every claim, in the order in which they began."""
         return [claim.held for claim in self._claims.values()]
 
-    def holdings(self) -> Holdings:
+    def held_now(self) -> HeldThen:
         """The same, for each Allocate to write: it must not cost more the more is held."""
-        return self._claims.held()
+        if len(self._held) != len(self._claims):
+            self._held = self.held()
+        return HeldThen(self._held)
 
     def holds(self, hardware: str) -> bool:
         """Does any claim have this hardware?"""
@@ -269,7 +249,8 @@ class Ledger:
             if (pods, trouble) != (held.pods, held.trouble):
                 changed.append(replace(held, pods=pods, trouble=trouble))
                 absent = None if trouble == FORGOTTEN else claim.absent_since
-                claim = self._claims[slot] = replace(claim, held=changed[-1], absent_since=absent)
+                claim = replace(claim, held=changed[-1], absent_since=absent)
+                self._put(claim)
             may_run = claim.may_run if lost else slot in record or slot in shown
             if (may_run, named := uids or claim.named) != (claim.may_run, claim.named):
                 self._claims[slot] = replace(claim, may_run=may_run, named=named)
@@ -283,7 +264,7 @@ class Ledger:
         forgotten = [slot for slot in self.forgotten() if hardware & self._claims[slot].held.hardware]
         for slot in forgotten:
             claim = self._claims[slot]
-            self._claims[slot] = replace(claim, held=replace(claim.held, trouble=""))
+            self._put(replace(claim, held=replace(claim.held, trouble="")))
         return [self._claims[slot].held for slot in forgotten]
 
     def forgotten(self) -> list[SlotKey]:
@@ -327,8 +308,7 @@ class Ledger:
             if slot in present or claim.held.trouble == FORGOTTEN:  # an init container's, say: ask the List again
                 self._claims[slot] = replace(claim, absent_since=None, absent_version=None)
             else:
-                del self._claims[slot]
-                self._holders.subtract(claim.held.hardware)
+                self._end(claim.held)
                 ended.append(claim.held)
         return ended
 
@@ -340,16 +320,25 @@ class Ledger:
         """End what was given for the ResourceClaim of this UID; returns it."""
         ended = self.prepared(uid)
         for held in ended:
-            del self._claims[held.slot]
-            self._holders.subtract(held.hardware)
+            self._end(held)
         return ended
 
     def _put(self, claim: _Claim) -> None:
-        if (before := self._claims.get(claim.held.slot)) is not None:
-            self._holders.subtract(before.held.hardware)
-        self._holders.update(claim.held.hardware)
-        self._youngest = max(self._youngest, claim.since)
+        before = self._claims.get(claim.held.slot)
         self._claims[claim.held.slot] = claim
+        self._youngest = max(self._youngest, claim.since)
+        if before is None:
+            self._held.append(claim.held)
+        elif before.held != claim.held:
+            self._held = []
+            self._holders.subtract(before.held.hardware)
+        if before is None or before.held != claim.held:
+            self._holders.update(claim.held.hardware)
+
+    def _end(self, held: Held) -> None:
+        del self._claims[held.slot]
+        self._held = []
+        self._holders.subtract(held.hardware)
 
     def ending(self) -> bool:
         """Is any claim waiting for its second witness, or for the end of one of its two pods?"""

@@ -25,7 +25,7 @@ import msgspec
 import structlog
 from msgspec import structs
 
-from agent.claims.ledger import Holdings
+from agent.claims.ledger import HeldThen
 from agent.health import KeptHealth
 from agent.history.timeline import Record
 from agent.inventory.shortfall import Offered
@@ -314,7 +314,7 @@ def _difference(before: Kept, after: Kept) -> bytes:
 
 
 def _ended_and_begun(old: Collection[Held], new: Collection[Held]) -> tuple[Sequence[Held], Sequence[Held]]:
-    if isinstance(new, Holdings) and (begun := new.begun_since(old)) is not None:
+    if isinstance(new, HeldThen) and (begun := new.begun_since(old)) is not None:
         return (), begun
     olds, news = set(map(id, old)), set(map(id, new))  # 5,000 are compared in a millisecond, by their values in ten
     return [held for held in old if id(held) not in news], [held for held in new if id(held) not in olds]

@@ -101,7 +101,7 @@ class StateKeeper:
         """Have the claims, and what is to be undone of ended ones, written; returns when they are, or the disk takes too long."""
         self._claims_changed = True
         if self._is_alone:
-            await self._state.write(claims=self._ledger.holdings(), releasing=self._releaser.pending())
+            await self._state.write(claims=self._ledger.held_now(), releasing=self._releaser.pending())
 
     async def write_claims_soon(self) -> None:
         """The same for what ends or is undone by the thousand: what comes while it is being written is written once."""

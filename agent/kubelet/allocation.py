@@ -142,11 +142,24 @@ class Allocator:
             AllocationRefused: with a sentence for the pod's owner.
         """
         ready = None
-        while (now := self._configured(name)) != ready:  # a reload may have changed it while we waited
-            if any(held.backend != now.spec.backend for held in given):
+        while (resource := self._configured(name)) != ready:  # a reload may have changed it while we waited
+            if any(held.backend != resource.spec.backend for held in given):
                 raise AllocationRefused(f"{name} is of other devices since a moment ago. Create the pod again.")
-            await self._make_ready(now, grants, given, self._claim_again if is_asked_again else self._claim)
-            ready = now
+            backend, turns = self._backends[resource.spec.backend], self._jobs.turns
+            with _blaming("needs_claim", resource, grants):
+                needs_claim = backend_answers.needs_claim(backend, resource)
+            things = frozenset[Hashable]()
+            if needs_claim or turns.busy:
+                things = things.union(*(held.things for held in given))
+            if needs_claim or turns.is_taken(things):
+                kind = self._claim_again if is_asked_again else self._claim
+                async with self._jobs.job(kind, resource, [grant.id for grant in grants]) as job:
+                    async with job.turn(things) as turn:
+                        if needs_claim:
+                            self._refuse_exchanged(name, grants)  # while we waited for our turn
+                            await job.run(turn, partial(backend.claim, resource, grants))
+                    await job.look(grant.device for grant in grants)
+            ready = resource
         return ready
 
     def edits(self, resource: Resource[Any], grants: Sequence[Grant]) -> ContainerEdits:
@@ -164,7 +177,8 @@ class Allocator:
             raise AllocationRefused(f"{name} is no longer offered on this node; its configuration was removed.")
         return resource
 
-    def _grant(self, name: str, device_id: str, told: Callable[[str], bool]) -> Grant:
+    def _grant(self, name: str, device_id: str, told: Callable[[str], bool], before: Device | None = None) -> Grant:
+        """The grant as it is now; `claim` may have changed a device that was granted before (its driver, its nodes)."""
         slot = self._inventory.slot(name, device_id)
         if slot is None or not told(device_id):
             raise _gone(name, device_id)
@@ -172,20 +186,16 @@ class Allocator:
             raise AllocationRefused(unfit(name, slot))
         if (why := self._inventory.why_not_again((name, device_id))) is not None:
             raise AllocationRefused(unfit(name, slot._replace(health=why)))
+        if before is not None:
+            _refuse_another(name, device_id, before, slot.device)
         return Grant(device_id, slot.device)
 
     async def _all_still(self, name: str, before: Sequence[Grant], told: Callable[[str], bool]) -> list[Grant]:
         """The grants as they are after we waited; in the step that goes on from here, every ID is in the last list (A7.1)."""
-        now = await in_slices(self._still(name, grant, told) for grant in before)
+        now = await in_slices(self._grant(name, it.id, told, it.device) for it in before)
         for grant in now:
             if not told(grant.id):
                 raise _gone(name, grant.id)
-        return now
-
-    def _still(self, name: str, before: Grant, told: Callable[[str], bool]) -> Grant:
-        """The grant as it is after we waited; `claim` may have changed the device (its driver, its nodes)."""
-        now = self._grant(name, before.id, told)
-        _refuse_another(name, before, now.device)
         return now
 
     def _refuse_exchanged(self, name: str, grants: Sequence[Grant]) -> None:
@@ -193,27 +203,7 @@ class Allocator:
         for grant in grants:
             slot = self._inventory.slot(name, grant.id)
             if slot is not None and slot.device is not None:
-                _refuse_another(name, grant, slot.device)
-
-    async def _make_ready(
-        self, resource: Resource[Any], grants: Sequence[Grant], given: Sequence[Held], kind: Kind
-    ) -> None:
-        """Run the backend's `claim`, if it has one, once nothing else acts on the hardware; then look at the devices."""
-        backend = self._backends[resource.spec.backend]
-        with _blaming("needs_claim", resource, grants):
-            needs_claim = backend_answers.needs_claim(backend, resource)
-        turns = self._jobs.turns
-        if not (needs_claim or turns.busy):
-            return
-        things = frozenset[Hashable]().union(*(held.things for held in given))
-        if not (needs_claim or turns.is_taken(things)):
-            return
-        async with self._jobs.job(kind, resource, [grant.id for grant in grants]) as job:
-            async with job.turn(things) as turn:
-                if needs_claim:
-                    self._refuse_exchanged(resource.name, grants)  # while we waited for our turn
-                    await job.run(turn, partial(backend.claim, resource, grants))
-            await job.look(grant.device for grant in grants)
+                _refuse_another(name, grant.id, grant.device, slot.device)
 
 
 @contextmanager
@@ -236,10 +226,10 @@ def _gone(name: str, device_id: str) -> AllocationRefused:
     )
 
 
-def _refuse_another(name: str, grant: Grant, now: Device) -> None:
-    if (now.hardware, now.identity) != (grant.device.hardware, grant.device.identity):
+def _refuse_another(name: str, device_id: str, before: Device, now: Device) -> None:
+    if (now.hardware, now.identity) != (before.hardware, before.identity):
         raise AllocationRefused(
-            f"{grant.id} of {name} was exchanged for another device while it was made ready. Create the pod again."
+            f"{device_id} of {name} was exchanged for another device while it was made ready. Create the pod again."
         )
 
 

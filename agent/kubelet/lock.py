@@ -40,7 +40,8 @@ class Lock:
     @property
     def is_replaced(self) -> bool:
         """Has another agent put a lock file of its own into the place of this one? A removed directory has none."""
-        return not self.is_in_place and identity(self._path) is not None
+        found, ours = identity(self._path), os.fstat(self._fd)
+        return found is not None and found != (ours.st_dev, ours.st_ino)
 
     @property
     def owner(self) -> str:

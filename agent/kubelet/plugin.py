@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -240,21 +239,21 @@ class Plugin:
         """The handlers as grpclib wants them; every method is served (an unserved one upsets grpc-go)."""
         unary, stream = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM
         return {
-            wire.PLUGIN_SERVICE + "GetDevicePluginOptions": Handler(self._options, unary, wire.EmptyCall, wire.Encoded),
-            wire.PLUGIN_SERVICE + "ListAndWatch": Handler(self.list_and_watch, stream, wire.EmptyCall, wire.DeviceList),
+            wire.PLUGIN_SERVICE + "GetDevicePluginOptions": Handler(self._options, unary, wire.Encoded, wire.Encoded),
+            wire.PLUGIN_SERVICE + "ListAndWatch": Handler(self.list_and_watch, stream, wire.Encoded, wire.DeviceList),
             wire.PLUGIN_SERVICE + "Allocate": Handler(self._allocate, unary, wire.Encoded, wire.Encoded),
             wire.PLUGIN_SERVICE + "GetPreferredAllocation": Handler(self._prefer, unary, wire.Encoded, wire.Encoded),
             wire.PLUGIN_SERVICE + "PreStartContainer": Handler(self._pre_start, unary, wire.Encoded, wire.Encoded),
         }
 
-    async def _options(self, stream: Stream[wire.EmptyCall, wire.Encoded]) -> None:
-        await _receive(stream)
+    async def _options(self, stream: Stream[wire.Encoded, wire.Encoded]) -> None:
+        await self._receive(stream, wire.EmptyCall.parse)
         # these count: those of a RegisterRequest are ignored (A1)
         await stream.send_message(wire.encode_options(self.options))
 
-    async def list_and_watch(self, stream: Stream[wire.EmptyCall, Any], *, is_late: bool = False) -> None:
+    async def list_and_watch(self, stream: Stream[wire.Encoded, Any], *, is_late: bool = False) -> None:
         """Send the lists until the stream is to end; refuse one that comes too late for its registration."""
-        await _receive(stream)
+        await self._receive(stream, wire.EmptyCall.parse)
         if is_late or self._is_stopping or (self._open and not self._accepts_another):
             self.refused += 1
             self.on_call()
@@ -276,7 +275,7 @@ class Plugin:
                 self._latest, self.began, self._sending = None, 0.0, None
             self.on_call()
 
-    async def _send_lists(self, stream: Stream[wire.EmptyCall, Any], ending: asyncio.Event) -> None:
+    async def _send_lists(self, stream: Stream[wire.Encoded, Any], ending: asyncio.Event) -> None:
         sent, credit = None, Credit(CREDIT, COALESCE)
         while not ending.is_set():
             snapshot = self._snapshot
@@ -374,8 +373,8 @@ class Plugin:
         )
 
     async def _allocate(self, stream: Stream[wire.Encoded, Any]) -> None:
-        data, began = await _receive(stream), time.monotonic()
-        call = await self._read(data, wire.AllocateCall.parse)
+        began = time.monotonic()
+        call = await self._receive(stream, wire.AllocateCall.parse)
         self.allocating += 1
         self.asked += any(device_id in self._sent for ids in call.containers for device_id in ids)
         try:
@@ -448,17 +447,17 @@ class Plugin:
             )
 
     async def _prefer(self, stream: Stream[wire.Encoded, Any]) -> None:
-        data, began = await _receive(stream), time.monotonic()
-        call, aside = await self._read(data, wire.PreferredCall.parse), self._aside(data)
+        began = time.monotonic()
+        call, size = await self._receive(stream, lambda data: (wire.PreferredCall.parse(data), len(data)))
         preferred = [
-            await (aside(plain, request) if self._prefer_ids is None else self._prefer_ids(request))
+            await (self._aside(size, plain, request) if self._prefer_ids is None else self._prefer_ids(request))
             for request in call.containers
         ]
-        await stream.send_message(await aside(wire.encode_preferred, preferred))
+        await stream.send_message(await self._aside(size, wire.encode_preferred, preferred))
         self._counts.preferring.observe(time.monotonic() - began)
 
     async def _pre_start(self, stream: Stream[wire.Encoded, wire.Encoded]) -> None:
-        call = await self._read(await _receive(stream), wire.IdsCall.parse)
+        call = await self._receive(stream, wire.IdsCall.parse)
         if self._check_start is not None:
             try:
                 await self._let_start(self._check_start, call.ids)
@@ -466,14 +465,20 @@ class Plugin:
                 raise refusal(Status.FAILED_PRECONDITION, refused.sentence) from None
         await stream.send_message(wire.Encoded())  # PreStartContainerResponse has no fields
 
-    async def _read(self, data: wire.Encoded, parse: Callable[[bytes], T]) -> T:
-        """What a message says."""
-        with _blaming_the_caller():
-            return await self._aside(data)(parse, data)
+    async def _receive(self, stream: Stream[wire.Encoded, Any], parse: Callable[[wire.Encoded], T]) -> T:
+        """What a call says; malformed bytes end this call alone."""
+        try:
+            if (data := await stream.recv_message()) is None:
+                raise GRPCError(Status.INVALID_ARGUMENT, "the request has no message")
+            return await self._aside(len(data), parse, data)
+        except wire.SENSELESS as error:
+            raise GRPCError(Status.INVALID_ARGUMENT, f"malformed request: {error}") from None
 
-    def _aside(self, data: wire.Encoded) -> Callable[[Callable[[A], T], A], Awaitable[T]]:
-        """What has work on a message done: in a thread where the message is long, one message after the other."""
-        return partial(to_thread.run_sync, limiter=self._reading) if len(data) > _LONG else _here
+    async def _aside(self, size: int, call: Callable[[A], T], argument: A) -> T:
+        """Do work on a message of so many bytes: in a thread where that is long, one message after the other."""
+        if size > _LONG:
+            return await to_thread.run_sync(call, argument, limiter=self._reading)
+        return call(argument)
 
     async def _let_start(self, check: PreStart, ids: Sequence[str]) -> None:
         if self.relay is not None:
@@ -486,28 +491,6 @@ class Plugin:
 
 def _healthy(slots: Mapping[str, Slot]) -> frozenset[str]:
     return frozenset(device_id for device_id, slot in slots.items() if slot.health.offered)
-
-
-async def _receive(stream: Stream[Any, Any]) -> Any:
-    """The message of a call."""
-    with _blaming_the_caller():
-        message = await stream.recv_message()
-    if message is None:
-        raise GRPCError(Status.INVALID_ARGUMENT, "the request has no message")
-    return message
-
-
-async def _here(call: Callable[[A], T], argument: A) -> T:
-    return call(argument)
-
-
-@contextmanager
-def _blaming_the_caller() -> Iterator[None]:
-    """Malformed bytes end this call alone."""
-    try:
-        yield
-    except wire.SENSELESS as error:
-        raise GRPCError(Status.INVALID_ARGUMENT, f"malformed request: {error}") from None
 
 
 # --- the encoded list: only what changed since the last message is encoded again, when it is to be sent ---

@@ -85,7 +85,7 @@ class _Socket(SocketServer):
         self.is_left = not self._connections
         self._plugin.on_call()
 
-    async def _list_and_watch(self, stream: Stream[wire.EmptyCall, wire.DeviceList]) -> None:
+    async def _list_and_watch(self, stream: Stream[wire.Encoded, wire.DeviceList]) -> None:
         await self._plugin.list_and_watch(stream, is_late=self.is_former)
 
 

@@ -107,11 +107,6 @@ class Encoded(bytes):
 
     __slots__ = ()
 
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Leave it to the caller to read what may be long."""
-        return cls(data)
-
 
 SENSELESS: Final = (MalformedError, AssertionError, NotImplementedError)
 """What grpclib raises where a message makes no sense: what `parse` does, one that is cut off, a compressed one."""
@@ -136,7 +131,9 @@ class Codec(CodecBase):
         return bytes(message)
 
     def decode(self, data: bytes, message_type: type[_Message]) -> _Message:
-        """The message in these bytes."""
+        """The message in these bytes; an `Encoded` is left to the caller to read, it may be long."""
+        if message_type is Encoded:
+            return message_type(data)  # type: ignore[call-arg]
         read = getattr(message_type, "FromString", None)  # betterproto's
         return (read or message_type.parse)(data)  # type: ignore[attr-defined, no-any-return]
 
@@ -401,24 +398,23 @@ def encode_ids(ids: Iterable[str]) -> Encoded:
 # --- AllocateResponse{container_responses=1} ---
 
 
-def encode_allocate(containers: Sequence[ContainerEdits]) -> Encoded:
+def encode_allocate(containers: Iterable[ContainerEdits]) -> Encoded:
     """The AllocateResponse{container_responses=1} that hands these edits out."""
-    return Encoded(b"".join(_field(1, _container(edits)) for edits in containers))
-
-
-def _container(edits: ContainerEdits) -> bytes:
-    parts = [_map(1, edits.env)]
-    parts += [
-        _field(2, _string(1, m.container_path) + _string(2, m.path.text) + (b"\x18\x01" if m.read_only else b""))
-        for m in edits.mounts
-    ]
-    parts += [
-        _field(3, _string(1, n.container_path) + _string(2, n.path.text) + _string(3, n.permissions))
-        for n in edits.nodes
-    ]
-    parts.append(_map(4, edits.annotations))
-    parts += [_field(5, _string(1, name)) for name in edits.cdi_devices]
-    return b"".join(parts)
+    said = bytearray()
+    for edits in containers:
+        parts = [_map(1, edits.env)]
+        parts += [
+            _field(2, _string(1, m.container_path) + _string(2, m.path.text) + (b"\x18\x01" if m.read_only else b""))
+            for m in edits.mounts
+        ]
+        parts += [
+            _field(3, _string(1, n.container_path) + _string(2, n.path.text) + _string(3, n.permissions))
+            for n in edits.nodes
+        ]
+        parts.append(_map(4, edits.annotations))
+        parts += [_field(5, _string(1, name)) for name in edits.cdi_devices]
+        said += _field(1, b"".join(parts))
+    return Encoded(said)
 
 
 def _map(number: int, entries: Mapping[str, str]) -> bytes:

@@ -128,13 +128,13 @@ def test_only_what_is_new_has_to_be_kept() -> None:
 
 def test_a_claim_that_begins_is_told_without_the_others_until_one_ends_or_changes() -> None:
     ledger = old_ledger(X)
-    before = ledger.holdings()
+    before = ledger.held_now()
     ledger.allocate([X, held(A, "y")], 1.0)
-    now = ledger.holdings()
+    now = ledger.held_now()
     assert now.begun_since(before) == [held(A, "y")]
     assert [len(before), len(now)] == [1, 2]
     ledger.allocate([held(A, "y", device("another"))], 2.0)
-    assert ledger.holdings().begun_since(now) is None
+    assert ledger.held_now().begun_since(now) is None
     assert list(now) == [X, held(A, "y")]
 
 
@@ -339,7 +339,7 @@ class Witnessed(RuleBasedStateMachine):
         self.written: set[SlotKey] = set()
         self.version = 0
         self.absent: dict[SlotKey, int] = {}  # left out of a List while old enough → the checkpoint's version then
-        self.kept = self.ledger.holdings()  # at the step before
+        self.kept = self.ledger.held_now()  # at the step before
 
     @rule(seconds=st.sampled_from([0.5, 5.0, 31.0]))
     def wait(self, seconds: float) -> None:
@@ -439,7 +439,7 @@ class Witnessed(RuleBasedStateMachine):
 
     @invariant()
     def what_is_told_as_new_completes_what_was_held_before(self) -> None:
-        now = self.ledger.holdings()
+        now = self.ledger.held_now()
         assert list(now) == self.ledger.held()
         if (begun := now.begun_since(self.kept)) is not None:
             assert [*self.kept, *begun] == [*now]

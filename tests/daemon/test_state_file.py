@@ -17,7 +17,7 @@ import pytest
 from msgspec import structs
 from structlog.testing import capture_logs
 
-from agent.claims.ledger import Holdings, Ledger
+from agent.claims.ledger import HeldThen, Ledger
 from agent.daemon import state_file
 from agent.daemon.state_file import Kept, StateFile
 from agent.health import Drain, Handled, KeptHealth
@@ -47,16 +47,16 @@ async def test_what_one_run_wrote_the_next_one_reads(tmp_path: Path) -> None:
 async def test_a_new_claim_is_written_without_a_look_at_the_others(tmp_path: Path) -> None:
     ledger, state = Ledger(), StateFile(tmp_path)
     ledger.allocate([X], 0.0)
-    await state.write(ledger.holdings())
+    await state.write(ledger.held_now())
     with pytest.MonkeyPatch.context() as unlooked:
-        unlooked.setattr(Holdings, "__iter__", None)
+        unlooked.setattr(HeldThen, "__iter__", None)
         ledger.allocate([Y], 1.0)
-        assert await state.write(ledger.holdings())
+        assert await state.write(ledger.held_now())
     (line,) = (tmp_path / "state.json").read_text().splitlines()[1:]
     assert '"id":"x"' not in line
     assert StateFile(tmp_path).read() == Kept(claims=(X, Y))
     ledger.allocate([held("a.example/one", "x")], 2.0)
-    await state.write(ledger.holdings())
+    await state.write(ledger.held_now())
     assert set(StateFile(tmp_path).read().claims or ()) == {held("a.example/one", "x"), Y}
 
 

@@ -736,8 +736,8 @@ class Reader:
         self.lists: list[tuple[float, frozenset[str]]] = []
         self._clock = clock
 
-    async def recv_message(self) -> wire.EmptyCall:
-        return wire.EmptyCall()
+    async def recv_message(self) -> wire.Encoded:
+        return wire.Encoded()
 
     async def send_message(self, message: Any) -> None:
         ids = frozenset(device_id for device_id, *_ in wire.DeviceList.parse(bytes(message)).devices)
