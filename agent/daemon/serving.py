@@ -14,20 +14,22 @@ from typing import Final
 import anyio
 import structlog
 from anyio.abc import TaskGroup
+from msgspec import Struct
 
 from agent import __version__
 from agent.daemon.handover import Giver
 from agent.daemon.sole_agent import SoleAgent
 from agent.discovery.sources.base import Beat
 from agent.discovery.sources.paths import POLL, Change, DirectoryWatch
+from agent.kubelet.allocation import Allocator, Prefer, Preferences
 from agent.kubelet.handover import Predecessor, Relay, Standby, Standbys
 from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.lock import Lock, exclusive, identity, remove_leftovers
-from agent.kubelet.lost_resources import LostResources
-from agent.kubelet.plugin import Plugin
-from agent.kubelet.plugin_factory import PluginFactory
+from agent.kubelet.plugin import Plugin, PreStart
 from agent.kubelet.pods import checkpoint
+from agent.kubelet.prestart import Starter
 from agent.kubelet.registration import Registrar
+from agent.kubelet.rivals import LostResources
 from agent.model import Snapshot
 from agent.runtime import limits
 from agent.runtime.counts import Counts
@@ -45,6 +47,27 @@ log = structlog.get_logger()
 
 class _ReplacedError(Exception):
     """Our lock counts no more: the plugin directory was removed, and perhaps made again, or another agent took its lock back."""
+
+
+class PluginFactory(Struct, frozen=True):
+    """The parts that answer the kubelet's calls, for all resources."""
+
+    allocator: Allocator
+    preferences: Preferences
+    starter: Starter
+    lost_resources: LostResources
+    counts: Counts
+    record: Callable[[], object]
+    """Identifies the last writing of the kubelet's record."""
+
+    def plugin(self, name: str, lock: Lock) -> Plugin:
+        """The service of this resource; it gives nothing once another agent has put its lock into the place of ours."""
+        give, hooks, confirm = self.allocator.allocate, self.hooks(name), self.lost_resources.confirm
+        return Plugin(name, give, *hooks, confirm=confirm, counts=self.counts, record=self.record, lock=lock)
+
+    def hooks(self, name: str) -> tuple[Prefer | None, PreStart | None]:
+        """What answers the calls that a resource may ask the kubelet for, as it is configured now."""
+        return self.preferences.of(name), self.starter.of(name)
 
 
 class Serving:

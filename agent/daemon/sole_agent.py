@@ -14,7 +14,7 @@ from agent.daemon.reporting.nfd_file import FeatureFile
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
 from agent.hardware.reconciler import Reconciler
-from agent.kubelet.lost_resources import LostResources
+from agent.kubelet.rivals import LostResources
 from agent.kubernetes.runner import KubernetesParts
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise

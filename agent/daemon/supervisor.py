@@ -33,17 +33,15 @@ from agent.daemon.reload import Reloader
 from agent.daemon.reporting.event_log import Events
 from agent.daemon.reporting.list_warnings import ListWarnings
 from agent.daemon.reporting.nfd_file import FeatureFile
-from agent.daemon.serving import Serving
+from agent.daemon.serving import PluginFactory, Serving
 from agent.daemon.shutdown import Shutdown
 from agent.daemon.sole_agent import SoleAgent
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
-from agent.kubelet.allocation import Allocator
-from agent.kubelet.lost_resources import LostResources
-from agent.kubelet.plugin_factory import PluginFactory
+from agent.kubelet.allocation import Allocator, Preferences
 from agent.kubelet.pods import checkpoint
-from agent.kubelet.preference import Preferences
 from agent.kubelet.prestart import Starter
+from agent.kubelet.rivals import LostResources
 from agent.kubernetes.runner import KubernetesParts
 from agent.placement.admission import Admission
 from agent.runtime import garbage
@@ -98,7 +96,7 @@ class Agent:
         # what the kubelet is told
         record = partial(checkpoint.version, settings.plugin_dir)
         admission = Admission(record, clock.now)
-        lost_resources = LostResources(settings.pod_resources, settings.plugin_dir)
+        lost_resources = LostResources(settings.pod_resources, settings.plugin_dir, pod_claims=pod_claims)
         holder = pod_claims.holder
         allocator = Allocator(
             node.inventory, backends, self._jobs, node.allocated, cdi=node.cdi, admission=admission, holder=holder
@@ -109,7 +107,7 @@ class Agent:
             config, node_name(), node, backends, allocator, starter, problems, counts, clock=clock.now, wall=clock.wall
         )
         preferences = Preferences(node.inventory, backends, admission)
-        factory = PluginFactory(allocator, preferences, starter, pod_claims, lost_resources, counts, record)
+        factory = PluginFactory(allocator, preferences, starter, lost_resources, counts, record)
         kubernetes = KubernetesParts(
             config.kubernetes, node_name(), node, node.shortfall, problems, clock=clock.now, wall=clock.wall
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -20,11 +20,11 @@ import structlog
 from anyio import to_thread
 from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
+from msgspec import Struct
 
 from agent.kubelet import wire
+from agent.kubelet.allocation import Prefer, plain
 from agent.kubelet.handover import StandbyLostError
-from agent.kubelet.other_plugins import Offer
-from agent.kubelet.preference import Prefer, plain
 from agent.kubelet.transport.server import refusal
 from agent.runtime.counts import Counts
 from agent.runtime.errors import brief_list, some
@@ -85,6 +85,32 @@ Raises AllocationRefused with a sentence for the pod's owner.
 
 Confirm = Callable[[str, Callable[[], "Mapping[str, Slot]"]], Awaitable[None]]
 """Takes in, before a list of a resource is sent, what pods hold of it and these slots lack (kubelet contract: A7.2)."""
+
+
+class Offer(Struct, frozen=True):
+    """What a resource's open stream has told the kubelet."""
+
+    slots: Mapping[str, Slot]
+    """Of the last list."""
+    former: Container[str]
+    """IDs that earlier lists had."""
+    began: float
+    """When its first list was sent, in monotonic seconds."""
+    sent: float
+    """When its last list was sent."""
+    record_before: object = None
+    """Which writing of the kubelet's record lay there when the first list was sent."""
+    record_since: object = None
+    """The same when the last list was sent."""
+
+    @property
+    def healthy(self) -> frozenset[str]:
+        """What the last list had as healthy."""
+        return frozenset(device_id for device_id, slot in self.slots.items() if slot.health.offered)
+
+    def lacks(self, ids: Set[str]) -> bool:
+        """Is one of these IDs in no list of the stream?"""
+        return any(device_id not in self.former for device_id in ids - self.slots.keys())
 
 
 class Plugin:

@@ -20,7 +20,7 @@ from agent.daemon import boot, discovery_runner, serving
 from agent.daemon.serving import Serving
 from agent.daemon.state_file import StateFile
 from agent.daemon.supervisor import Agent
-from agent.kubelet import lock, lost_resources, registration
+from agent.kubelet import lock, registration, rivals
 from agent.kubelet.plugin import Plugin
 from agent.model import Held
 from agent.runtime import limits
@@ -183,8 +183,8 @@ async def test_a_node_that_comes_and_goes_is_followed(node: Node) -> None:
 
 
 async def test_what_another_plugin_took_and_left_is_offered_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lost_resources, "INTERVAL", 0.01)
-    monkeypatch.setattr(lost_resources, "SETTLED", 0.01)
+    monkeypatch.setattr(rivals, "INTERVAL", 0.01)
+    monkeypatch.setattr(rivals, "SETTLED", 0.01)
     monkeypatch.setattr(registration, "_CLOSED_WITHIN", 0.01)  # the kubelet has forgotten us
     await node.kubelet.start()
     async with node.running(toys()):

@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from agent.kubelet import lost_resources, other_plugins
+from agent.kubelet import rivals
 from agent.kubelet.kubelet_socket import Kubelet
-from agent.kubelet.lost_resources import INTERVAL, SETTLED, LostResources
-from agent.kubelet.other_plugins import Observation
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.pods.checkpoint import FILE_NAME
 from agent.kubelet.pods.podresources import PodResourcesError
+from agent.kubelet.rivals import INTERVAL, SETTLED, LostResources, Observation
 from agent.kubelet.transport.server import SocketServer
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.sockets import Version
@@ -163,7 +162,7 @@ async def test_a_list_that_is_under_way_or_empty_and_a_resource_that_waits_prove
         asked += 1
         return {}
 
-    monkeypatch.setattr(lost_resources, "list_allocatable", none)
+    monkeypatch.setattr(rivals, "list_allocatable", none)
     async with running(node) as agent:
         await stays_well(node, agent)
         clock = Clock(agent)
@@ -191,7 +190,7 @@ async def test_a_list_that_was_sent_while_the_kubelet_answered_proves_nothing(
             agent.plugin.sent_at += 1
             return {}
 
-        monkeypatch.setattr(lost_resources, "list_allocatable", late)
+        monkeypatch.setattr(rivals, "list_allocatable", late)
         await looking(agent, node, clock).look()
         assert not agent.registrar._is_outdated
 
@@ -208,7 +207,7 @@ async def test_a_list_that_was_sent_while_the_kubelet_answered_after_another_plu
             agent.plugin.sent_at = clock.now
             return {TOY: {"a", "b"}}
 
-        monkeypatch.setattr(lost_resources, "list_allocatable", late)
+        monkeypatch.setattr(rivals, "list_allocatable", late)
         looks = looking(agent, node, clock)
         looks.changed(node.plugin_dir / "rival.sock")
         await looks.look()
@@ -332,13 +331,13 @@ async def test_a_list_does_not_go_out_beside_a_look_that_has_not_ended(
     node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over = threading.Event()
-    observe = other_plugins.observe
+    observe = rivals.observe
 
     def slowly(*arguments: Any, **options: Any) -> Observation:
         over.wait()
         return observe(*arguments, **options)
 
-    monkeypatch.setattr(lost_resources, "observe", slowly)
+    monkeypatch.setattr(rivals, "observe", slowly)
     async with running(node) as agent:
         await stays_well(node, agent)
         looks = looking(agent, node, Clock(agent))
@@ -354,7 +353,7 @@ async def test_a_kubelet_that_does_not_say_what_it_offers_is_not_troubled(
     async def refused(*_: object) -> dict[str, set[str]]:
         raise PodResourcesError("it does not serve podresources v1")
 
-    monkeypatch.setattr(lost_resources, "list_allocatable", refused)
+    monkeypatch.setattr(rivals, "list_allocatable", refused)
     async with running(node) as agent:
         await stays_well(node, agent)
         await looking(agent, node, Clock(agent)).look()
@@ -370,7 +369,7 @@ async def test_what_is_lost_again_and_again_is_registered_less_and_less_often(
     async def said(*_: object) -> dict[str, set[str]]:
         return offered
 
-    monkeypatch.setattr(lost_resources, "list_allocatable", said)
+    monkeypatch.setattr(rivals, "list_allocatable", said)
     async with running(node) as agent:
         await stays_well(node, agent)
         clock = Clock(agent)

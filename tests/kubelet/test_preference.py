@@ -9,8 +9,8 @@ from msgspec.structs import force_setattr
 from structlog.testing import capture_logs
 
 from agent.inventory.inventory import Inventory
-from agent.kubelet import preference
-from agent.kubelet.preference import Preferences, plain
+from agent.kubelet import allocation
+from agent.kubelet.allocation import Preferences, plain
 from agent.kubelet.wire import PreferredRequest
 from agent.model import Health, State
 from agent.placement.choice import choose
@@ -98,7 +98,7 @@ async def test_a_failure_is_logged_and_gives_the_first_ones(monkeypatch: pytest.
     def bad(slots: Any, *arguments: Any) -> Any:
         return 1 / 0 if slots else choose(slots, *arguments)
 
-    monkeypatch.setattr(preference, "choose", bad)
+    monkeypatch.setattr(allocation, "choose", bad)
     with capture_logs() as logs:
         assert await prefer(wish(2, must=["c"])) == ("c", "a")
     assert [entry["event"] for entry in logs] == ["placement-failed"]
@@ -107,7 +107,7 @@ async def test_a_failure_is_logged_and_gives_the_first_ones(monkeypatch: pytest.
 async def test_it_chooses_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     _, it = preferences(Choosy())
     prefer = it.of(A)
-    monkeypatch.setattr(preference, "choose", lambda *_: (threading.current_thread().name,))
+    monkeypatch.setattr(allocation, "choose", lambda *_: (threading.current_thread().name,))
     assert prefer is not None
     assert await prefer(wish(1)) != (threading.main_thread().name,)
 

@@ -23,10 +23,10 @@ from structlog.testing import capture_logs
 from agent.discovery.sources.paths import Change as PathChange
 from agent.discovery.sources.paths import DirectoryWatch
 from agent.kubelet import kubelet_socket, registration
+from agent.kubelet.allocation import plain
 from agent.kubelet.api.v1beta1 import DevicePluginOptions, Empty, RegisterRequest, RegistrationBase
 from agent.kubelet.kubelet_socket import Kubelet, RegistrationError
 from agent.kubelet.plugin import Plugin
-from agent.kubelet.preference import plain
 from agent.kubelet.registration import Registrar
 from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import Encoded, PluginOptions, PreferredRequest

@@ -27,7 +27,7 @@ from tests.simulation.plugin import ToyPlugin, devices, recorded
 from tests.wait import until
 
 OTHER = "fl.test/other"
-SELDOM = "from agent.kubelet import lost_resources\nlost_resources.INTERVAL = 3600.0\n"
+SELDOM = "from agent.kubelet import rivals\nrivals.INTERVAL = 3600.0\n"
 """Nothing is found by looking every minute: what is found is found by a sign."""
 
 
@@ -91,7 +91,7 @@ async def test_a_device_that_comes_when_another_plugin_ends_does_not_hide_its_en
 async def test_a_list_of_another_resource_when_another_plugin_ends_does_not_hide_its_end(node: Node) -> None:
     """The kubelet writes its record with each list: the name that was taken from us stands there with nothing then."""
     node.mknod("w1", "x1")
-    patient = "from agent.kubelet import lost_resources\nlost_resources._GATHER = 2.0\n"  # the kubelet has written before anybody looks
+    patient = "from agent.kubelet import rivals\nrivals._GATHER = 2.0\n"  # the kubelet has written before anybody looks
     async with node.agent(chardev(), chardev("/dev/x*", OTHER), prelude=SELDOM + patient) as agent:
         await node.healthy("w1")
         await node.healthy("x1", resource=OTHER)
@@ -107,7 +107,7 @@ async def test_a_list_of_another_resource_when_another_plugin_ends_does_not_hide
 async def test_another_plugin_that_comes_just_after_we_did_is_told_once_that_can_be_known(node: Node) -> None:
     """Not seconds later: a list of ours until then would hide it."""
     node.mknod("w1")
-    never = "from agent.kubelet import lost_resources\nlost_resources._BESIDE_OTHERS = 3600.0\n"
+    never = "from agent.kubelet import rivals\nrivals._BESIDE_OTHERS = 3600.0\n"
     async with node.agent(prelude=SELDOM + never) as agent, other_plugin(node, WIDGET, "theirs-0", name="rival.sock"):
         await agent.says("overtaken", resource=WIDGET)
 
@@ -115,7 +115,7 @@ async def test_another_plugin_that_comes_just_after_we_did_is_told_once_that_can
 async def test_no_list_goes_out_between_another_plugins_registration_and_the_next_look(node: Node) -> None:
     """The kubelet would show ours as healthy, and have nothing of the other plugin's any more that betrays it."""
     node.mknod("w1")
-    blind = "import anyio\nfrom agent.kubelet import lost_resources\nlost_resources.LostResources.run = lambda _: anyio.sleep_forever()\n"
+    blind = "import anyio\nfrom agent.kubelet import rivals\nrivals.LostResources.run = lambda _: anyio.sleep_forever()\n"
     async with node.agent(prelude=blind) as agent:
         await node.healthy("w1")
         async with other_plugin(node, WIDGET, "theirs-0", name="rival.sock"):
@@ -132,7 +132,7 @@ async def test_no_list_goes_out_while_it_cannot_be_known_yet_whether_another_plu
 ) -> None:
     node.mknod("w1", "w3")
     seen = "async def run(lost):\n lost._sign.set()\n await anyio.sleep_forever()\n"
-    blind = f"import anyio\nfrom agent.kubelet import lost_resources\n{seen}lost_resources.LostResources.run = run\nlost_resources.SETTLED = 30.0\n"
+    blind = f"import anyio\nfrom agent.kubelet import rivals\n{seen}rivals.LostResources.run = run\nrivals.SETTLED = 30.0\n"
     async with node.agent(prelude=blind) as agent:
         await node.healthy("w1", "w3")
         async with other_plugin(node, WIDGET, theirs, name="rival.sock"):
@@ -153,16 +153,16 @@ async def test_a_list_that_waits_for_the_kubelets_record_while_the_node_stands_s
     os.mkfifo(gate)
     slow = f"""
 import anyio, os
-from agent.kubelet import lost_resources
-lost_resources.LostResources.run = lambda _: anyio.sleep_forever()
-lost_resources._LIST_WAITS = 30.0
-whole = lost_resources.record
+from agent.kubelet import rivals
+rivals.LostResources.run = lambda _: anyio.sleep_forever()
+rivals._LIST_WAITS = 30.0
+whole = rivals.record
 def record(directory):
     if os.path.exists({str(gate)!r}):
         open({str(asked)!r}, "w").close()
         open({str(gate)!r}).close()
     return whole(directory)
-lost_resources.record = record
+rivals.record = record
 """
     node.mknod("w1")
     async with node.agent(prelude=slow) as agent:
@@ -184,8 +184,8 @@ lost_resources.record = record
 async def test_a_list_that_hides_another_plugin_is_found_out_by_what_its_pods_hold(node: Node) -> None:
     """It was sent in the milliseconds in which nothing betrayed that plugin; the kubelet asks it for our devices then."""
     node.mknod("w1")
-    early = "async def asked(*_): pass\nfrom agent.kubelet import lost_resources\nlost_resources.LostResources.before_list = asked\n"
-    async with node.agent(prelude=SELDOM + early + "lost_resources.SETTLED = 3600.0\n") as agent:
+    early = "async def asked(*_): pass\nfrom agent.kubelet import rivals\nrivals.LostResources.before_list = asked\n"
+    async with node.agent(prelude=SELDOM + early + "rivals.SETTLED = 3600.0\n") as agent:
         await node.healthy("w1")
         async with ToyPlugin(node.plugin_dir, WIDGET, devices("theirs-0"), "rival.sock") as other:
             other.on_allocate = nothing
@@ -208,7 +208,7 @@ async def nothing(_: Sequence[str]) -> AllocateResponse:
 
 async def test_who_asks_for_what_we_do_not_have_is_not_the_kubelet_and_does_not_hide_another_plugin(node: Node) -> None:
     node.mknod("w1")
-    often = "from agent.kubelet import lost_resources\nlost_resources._UNSETTLED = 0.01\n"
+    often = "from agent.kubelet import rivals\nrivals._UNSETTLED = 0.01\n"
     async with node.agent(prelude=SELDOM + often) as agent:
         await node.healthy("w1")
         async with other_plugin(node, WIDGET, "theirs-0", name="rival.sock"):

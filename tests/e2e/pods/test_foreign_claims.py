@@ -285,7 +285,7 @@ async def test_one_id_of_another_plugin_holds_its_later_pods_hardware_though_nob
 ) -> None:
     """That plugin overtakes us twice within the minute that a claim takes to end; each pod has another device."""
     node.mknod("w1", "w2")
-    prelude = "from agent.kubelet import lost_resources; lost_resources.INTERVAL = 0.1"  # what is lost twice is registered as soon
+    prelude = "from agent.kubelet import rivals; rivals.INTERVAL = 0.1"  # what is lost twice is registered as soon
     async with node.agent(prelude=prelude) as agent:
         await node.healthy("w1", "w2")
         for taken, free in (("w1", "w2"), ("w2", "w1")):

@@ -1,33 +1,45 @@
-"""Finds resources that the kubelet has lost to another plugin though their streams are open, and registers them once more.
+"""Tells that another plugin has registered a name of ours, and registers what the kubelet lost to it once more.
 
-Another plugin that registers the same name takes the kubelet's client from us. While it serves, the kubelet's record has its
-devices; when it ends, the kubelet has none, and a list that still goes down our stream makes it show all of ours as healthy
-although it refuses every pod (kubelet contract: A2, A9.1). So no list is sent while another plugin has the name, but for the
+The kubelet listens to the plugin that registered a name last, and tells no other (kubelet contract: A2, A9.1). While that plugin
+serves, the kubelet's record has its devices; when it ends, the kubelet has none, and a list that still goes down our stream makes
+it show all of ours as healthy although it refuses every pod. So no list is sent while another plugin has the name, but for the
 loss of what the kubelet would give of ours, and it is registered once more when that plugin has ended: two that live would
 take turns for ever.
+
+Two witnesses are needed. The kubelet's record alone may be an old one: the kubelet takes what it writes under a lock and writes
+after it, so that of two records the older may come last (`writeCheckpoint` of pkg/kubelet/cm/devicemanager/manager.go); a disk
+may be full or slow; a backup touches files. What is later than a list of ours is told without the wall clock, which may be set at
+any moment. What an `Observation` means is decided by pure functions; `LostResources` makes one after the other, and acts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import os
+import stat
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import structlog
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
-from agent.kubelet.other_plugins import Observation, confirmed, ended, is_late, observe, sentence, unlike_since
-from agent.kubelet.pods.checkpoint import FILE_NAME, record
+from agent.kubelet.pods.checkpoint import FILE_NAME, Version, record
+from agent.kubelet.pods.pod_claims import PodClaims
 from agent.kubelet.pods.podresources import PodResourcesError, list_allocatable
-from agent.kubelet.registration import Registrar
+from agent.kubelet.transport.client import listens
 from agent.runtime import running_time
+from agent.runtime.errors import some
 from agent.runtime.workers import NoWorkerError, Workers
+
+if TYPE_CHECKING:
+    from agent.kubelet.plugin import Offer
+    from agent.kubelet.registration import Registrar
 
 SETTLED: Final = 1.0
 """Seconds after a list in which the kubelet takes it in."""
@@ -57,6 +69,128 @@ _AGAIN: Final = "registering once more"
 
 log = structlog.get_logger()
 
+SocketId = tuple[int, int]
+"""Inode, and time of its last change in ns."""
+
+
+# --- what was observed, and what it means ---
+
+
+class Observation(Struct, frozen=True):
+    """What lies in the plugin directory."""
+
+    record: Version | None = None
+    """Which writing of the kubelet's record lies there."""
+    registered: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Resource → the IDs that the kubelet has as healthy."""
+    sockets: Mapping[str, SocketId] = field(default_factory=dict)
+    """Of other plugins."""
+    answering: frozenset[str] = frozenset()
+    """Those of them that were tried and answer."""
+    came: Mapping[str, float] = field(default_factory=dict)
+    """When each of the sockets came, in monotonic seconds; 0.0: before we looked."""
+    at: float = 0.0
+    """When the sockets were looked at, in monotonic seconds; 0.0: not yet."""
+
+    def later(self, offer: Offer) -> list[str]:
+        """The sockets that came after a stream's first list."""
+        return [name for name in self.sockets if self.came.get(name, 0.0) > offer.began]
+
+
+def unlike_since(offer: Offer, observed: Observation, resource: str) -> float | None:
+    """When we sent the list from which the kubelet's later record differs; None if it differs from none.
+
+    The kubelet may not have taken in that list yet, or it has another plugin's devices, whose IDs may be those of our lists.
+    A record that was written before our list tells nothing: with a full disk it stays an old one.
+    """
+    theirs = observed.registered.get(resource)
+    if theirs is None:
+        return None
+    if observed.record != offer.record_before and offer.lacks(theirs):
+        return offer.began
+    if observed.record != offer.record_since and theirs and theirs != offer.healthy:  # last, since it walks all IDs
+        return offer.sent
+    return None
+
+
+def confirmed(
+    offer: Offer, observed: Observation, resource: str, allocatable: Mapping[str, Set[str]] | None
+) -> frozenset[str]:
+    """The devices of another plugin that the kubelet has, by a second witness beside its record; empty: none says so.
+
+    That is what it keeps in memory (`allocatable`, by podresources). Where it does not tell (None), it is a socket that came
+    after our stream and answers; and the record must have IDs that were never ours.
+    """
+    if allocatable is not None:
+        theirs = allocatable.get(resource, frozenset())
+        return frozenset() if theirs == offer.healthy else frozenset(theirs)
+    theirs = observed.registered.get(resource, frozenset())
+    came = not observed.answering.isdisjoint(observed.later(offer))
+    return theirs if came and offer.lacks(theirs) else frozenset()
+
+
+def is_late(offer: Offer, observed: Observation, theirs: Set[str]) -> bool:
+    """Does the kubelet have these from a list of ours that was sent before the last one? All were ours, and no plugin was seen to come.
+
+    One of 1.37 reads our earlier streams, also those of an agent that was killed, beside the latest, and believes what it reads
+    last (kubelet contract: A12.1).
+    """
+    return observed.at > offer.began and not offer.lacks(theirs) and not observed.later(offer)
+
+
+def ended(before: Observation, now: Observation) -> frozenset[str]:
+    """The plugins that ended between two observations: their sockets are gone, are others, or do not answer now."""
+    return frozenset(
+        name
+        for name, identity in before.sockets.items()
+        if now.sockets.get(name) != identity or (name in before.answering and name not in now.answering)
+    )
+
+
+def sentence(observed: Observation, offer: Offer, theirs: Iterable[str]) -> str:
+    """The sentence that says which plugin has a name of ours."""
+    names = sorted(observed.later(offer) or observed.sockets)
+    whose = "whose socket is not in the plugin directory"
+    if names:
+        whose = f"with the socket {some(names)}" if len(names) == 1 else f"with one of the sockets {some(names)}"
+    return (
+        f"another plugin, {whose}, has registered this name, and the kubelet has its devices: {some(sorted(theirs))}; "
+        "Fairlead registers once more when that has ended"
+    )
+
+
+def observe(plugin_dir: Path, before: Observation, *, doubt: bool) -> Observation:
+    """The plugin directory as it is; blocks.
+
+    Args:
+        plugin_dir: the kubelet's.
+        before: what was observed last.
+        doubt: try every socket, not only those that are new.
+    """
+    which, registered = record(plugin_dir)
+    sockets = other_sockets(plugin_dir)
+    tried = {it for it, identity in sockets.items() if doubt or before.sockets.get(it) != identity}
+    answering = {it for it in tried if listens(plugin_dir / it)}
+    return Observation(which, registered, sockets, frozenset(answering | (before.answering & sockets.keys() - tried)))
+
+
+def other_sockets(plugin_dir: Path) -> dict[str, SocketId]:
+    """The sockets of other plugins; ours lie in a directory below. Blocks."""
+    sockets = {}
+    try:
+        with os.scandir(plugin_dir) as entries:
+            for entry in entries:
+                if entry.name != "kubelet.sock" and not entry.name.startswith("."):
+                    found = entry.stat(follow_symlinks=False)
+                    if stat.S_ISSOCK(found.st_mode):
+                        sockets[entry.name] = found.st_ino, found.st_ctime_ns
+    except OSError:
+        pass  # the directory is gone, or an entry is since this moment: the next look sees more
+    return sockets
+
+
+# --- looking, and what is done about it ---
+
 
 class _Tried(Struct, frozen=True):
     """A resource that was registered once more, and of which the kubelet still has no device."""
@@ -75,6 +209,7 @@ class LostResources:
         plugin_dir: Path,
         registrars: dict[str, Registrar] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        pod_claims: PodClaims | None = None,
     ) -> None:
         """Prepare.
 
@@ -83,7 +218,9 @@ class LostResources:
             plugin_dir: where the kubelet's record and the sockets of others lie.
             registrars: of the resources that are served, as they are at any time; none yet, if left out.
             clock: monotonic seconds.
+            pod_claims: finds out what pods hold.
         """
+        self._pod_claims = pod_claims
         self._socket, self._plugin_dir, self._clock = pod_resources, plugin_dir, clock
         self.registrars = {} if registrars is None else registrars
         self._workers = Workers("other plugins", limit=2)
@@ -198,6 +335,15 @@ class LostResources:
         return over
 
     # --- another plugin that serves ---
+
+    async def confirm(self, resource: str, listed: Callable[[], Container[str]]) -> None:
+        """Find out before a list is sent whether the name is still ours, and what pods hold that it lacks (kubelet contract: A7.2).
+
+        `listed` are the IDs of the list, as it is when called.
+        """
+        await self.before_list(resource)
+        if self._pod_claims is not None and (strangers := await self._pod_claims.confirm(resource, listed)):
+            self.suspect(resource, strangers)
 
     def suspect(self, resource: str, held: Set[str]) -> None:
         """Note that pods hold IDs that were never ours: another plugin has registered the name since our first list.
