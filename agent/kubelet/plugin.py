@@ -59,7 +59,7 @@ list, it may be on its way to that list: these seconds begin with the last of th
 latest. An Allocate waits as long: a refusal would fail a pod that asks, as it should, for hardware that is there.
 """
 _SLOWEST: Final = 10.0
-_FORMER_AT_MOST: Final = 100_000  # a list of 4 MiB has half as many
+_DELISTED_AT_MOST: Final = 100_000  # a list of 4 MiB has half as many
 
 _AT_ONCE: Final = 5000  # IDs that are encoded in one step of the loop, which takes some ms
 _LONG: Final = 1 << 16
@@ -92,7 +92,7 @@ class Offer(Struct, frozen=True):
 
     slots: Mapping[str, Slot]
     """Of the last list."""
-    former: Container[str]
+    delisted: Container[str]
     """IDs that earlier lists had."""
     began: float
     """When its first list was sent, in monotonic seconds."""
@@ -110,7 +110,7 @@ class Offer(Struct, frozen=True):
 
     def lacks(self, ids: Set[str]) -> bool:
         """Is one of these IDs in no list of the stream?"""
-        return any(device_id not in self.former for device_id in ids - self.slots.keys())
+        return any(device_id not in self.delisted for device_id in ids - self.slots.keys())
 
 
 class Plugin:
@@ -171,7 +171,7 @@ class Plugin:
         self._record, self._recorded = record, record()
         self._left: dict[str, tuple[float, float]] = {}
         """ID → when the last list that lacked it was sent, if one before had it, and since when it is remembered."""
-        self._former: dict[str, None] = {}  # the IDs that left the lists of the open stream, the latest of them last
+        self._delisted: dict[str, None] = {}  # the IDs that left the lists of the open stream, the latest of them last
         self._news = asyncio.Event()
         self._reading = anyio.CapacityLimiter(1)  # of long messages: one of 4 MiB becomes 50 MB
         self._open: list[asyncio.Event] = []  # of each open stream what ends it; the one that opened last has the lists
@@ -207,7 +207,7 @@ class Plugin:
         """What the open stream has told the kubelet; None before its first list."""
         if not self.began:
             return None
-        return Offer(self._sent, self._former, self.began, self.sent_at, *self._records)
+        return Offer(self._sent, self._delisted, self.began, self.sent_at, *self._records)
 
     def silence(self, silent: bool, besides: Set[str] = frozenset()) -> None:
         """Send no list until this is called with False or a stream opens; then send the list, changed or not.
@@ -289,7 +289,7 @@ class Plugin:
         self._accepts_another = False
         self.streams += 1
         self._left.clear()
-        self._former.clear()
+        self._delisted.clear()
         self.began, self._is_silent, self._sends_again = 0.0, False, False
         self._is_unread = cast("GatheringTransport", stream.peer._transport).is_unread
         self.on_call()
@@ -364,9 +364,9 @@ class Plugin:
             self._running, self._missed = Running(time.monotonic()), 0.0
         now = self._let_pass()
         self._left.update(dict.fromkeys(gone, (now, now)))
-        self._former.update(dict.fromkeys(gone))
-        for device_id in list(islice(self._former, max(0, len(self._former) - _FORMER_AT_MOST))):
-            del self._former[device_id]
+        self._delisted.update(dict.fromkeys(gone))
+        for device_id in list(islice(self._delisted, max(0, len(self._delisted) - _DELISTED_AT_MOST))):
+            del self._delisted[device_id]
         if not self._ticking:
             self._tick()
 

@@ -61,17 +61,19 @@ log = structlog.get_logger()
 class _Socket(SocketServer):
     """Where a resource is served for one registration."""
 
-    def __init__(self, plugin: Plugin, path: Path) -> None:
+    def __init__(self, plugin: Plugin, directory: Path, endpoint: str = "") -> None:
+        """`endpoint` is its path in the plugin directory; by default one that was never used (A12)."""
         self._plugin = plugin
+        self.endpoint = endpoint or _unused_path(directory, plugin.resource)
         self.used_in = 0
         """The kubelet's generation in which it was registered; 0: not yet."""
         self.is_answered = False
         """The kubelet answered that registration, so that it takes it up no more."""
-        self.is_former = False
+        self.is_superseded = False
         """Another one is registered, and a stream that comes here now is refused."""
         self.is_left = False
         """The last connection was closed."""
-        super().__init__([self], path, directly=True)
+        super().__init__([self], directory / self.endpoint, directly=True)
 
     def __mapping__(self) -> dict[str, Handler]:
         """The plugin's handlers."""
@@ -86,7 +88,7 @@ class _Socket(SocketServer):
         self._plugin.on_call()
 
     async def _list_and_watch(self, stream: Stream[wire.Encoded, wire.DeviceList]) -> None:
-        await self._plugin.list_and_watch(stream, is_late=self.is_former)
+        await self._plugin.list_and_watch(stream, is_late=self.is_superseded)
 
 
 class Registrar:
@@ -117,9 +119,9 @@ class Registrar:
         self._counts = counts or Counts()
         self._kubelet = kubelet
         self._directory = directory
-        self._server = self._make_server()
+        self._server = _Socket(self.plugin, self._directory)
         self._serving = self._server  # where the stream was opened last
-        self._former: list[_Socket] = []  # of earlier registrations
+        self._earlier: list[_Socket] = []  # of earlier registrations
         self.complaint = ""
         """Why the last registration did not work, if it was this resource's own fault; empty once one did."""
         self.rival = ""
@@ -157,7 +159,7 @@ class Registrar:
     async def end_stream(self) -> bool:
         """End each stream, and go on answering calls over their connections; False where a client does not even read."""
         self.plugin.end_stream()
-        return await self._ended((*self._former, self._server), lambda: not self._is_streaming)
+        return await self._ended((*self._earlier, self._server), lambda: not self._is_streaming)
 
     async def retire(self) -> End:
         """End the stream, now that the agent after us has registered; not before the disk lets us."""
@@ -199,7 +201,7 @@ class Registrar:
                     if isinstance(error, OSError):
                         most = _UNREACHABLE_DELAY  # of a full disk, say: no event tells of room
                     self._complain(error)
-                await self._close_former()
+                await self._close_earlier()
                 delay = await self._wait_to_retry(min(delay, most), most, generation)
         finally:
             with anyio.CancelScope(shield=True):
@@ -210,7 +212,7 @@ class Registrar:
                 if await self._until(lambda: not self._is_streaming, _STOP_PATIENCE) and not is_forgotten:
                     # a name that is back, or another agent, registers at once, and must not overtake this end (A2)
                     await self._serving.wait_disconnected(_CLOSED_WITHIN)
-                for server in (*self._former, self._server):
+                for server in (*self._earlier, self._server):
                     await server.shut_down(_STOP_PATIENCE)
 
     async def _stay(self) -> float:
@@ -218,9 +220,9 @@ class Registrar:
         began = time.monotonic()
         self._set_registered(True)
         try:
-            if self._former:
+            if self._earlier:
                 await self._until(lambda: not self.plugin.streaming or self._must_renew, _LINGER)
-            await self._close_former()
+            await self._close_earlier()
             await self._until(lambda: not self.plugin.streaming or self._must_renew)
             await self._until_answered(lambda: not self.plugin.streaming or not self.plugin.allocating)
         finally:
@@ -264,7 +266,7 @@ class Registrar:
         if predecessor is not None:
             if predecessor.has_fixed_paths:
                 await self._serve_at_fixed_path()
-            ends.add(await predecessor.end(self.plugin.resource, self._endpoint))
+            ends.add(await predecessor.end(self.plugin.resource, self._server.endpoint))
             self._predecessor = None
         if End.UNKNOWN in ends:  # the kubelet may have forgotten our client: register after this one, as ever
             await asyncio.sleep(_SEEN_BY_KUBELET)
@@ -276,9 +278,9 @@ class Registrar:
         """Make a socket at a path that was never used, unless there is one (A12)."""
         if self._server.is_reachable() and not self._server.used_in:
             return
-        self._server.is_former = True
-        self._former.append(self._server)
-        self._server = self._make_server()
+        self._server.is_superseded = True
+        self._earlier.append(self._server)
+        self._server = _Socket(self.plugin, self._directory)
         ours = self._server.path.parent
         ours.mkdir(mode=0o750, exist_ok=True)
         if ours.is_symlink():
@@ -292,13 +294,6 @@ class Registrar:
             error.filename = str(server.path.parent)  # the socket has another name each time
             raise
 
-    def _make_server(self) -> _Socket:
-        return _Socket(self.plugin, _unused_path(self._directory, self.plugin.resource))
-
-    @property
-    def _endpoint(self) -> str:
-        return str(self._server.path.relative_to(self._directory))
-
     async def _announce(self) -> None:
         """Register our socket, and see the kubelet open the stream."""
         server, plugin = self._server, self.plugin
@@ -307,7 +302,7 @@ class Registrar:
         before = plugin.streams
         server.used_in = self._kubelet.generation
         try:
-            await self._kubelet.register(plugin.resource, self._endpoint, plugin.options)
+            await self._kubelet.register(plugin.resource, self._server.endpoint, plugin.options)
         except UnreachableError as error:
             if error.is_unasked:
                 server.used_in = 0
@@ -346,7 +341,7 @@ class Registrar:
         if not self.plugin.earlier_streams:
             return False
         self.plugin.end_earlier_streams()
-        return await self._ended(self._former, lambda: not self.plugin.earlier_streams)
+        return await self._ended(self._earlier, lambda: not self.plugin.earlier_streams)
 
     async def _ended(self, servers: Iterable[_Socket], reached: Callable[[], bool]) -> bool:
         """Wait until streams have ended; False where we had to break their connections, as the client does not read."""
@@ -357,7 +352,7 @@ class Registrar:
         await self._until(reached, _TRAILERS_WITHIN)
         return False
 
-    async def _close_former(self) -> None:
+    async def _close_earlier(self) -> None:
         """Close the sockets of earlier registrations.
 
         Some of a kubelet that gave no answer are left open: it stood still and may take the registration up yet, which makes
@@ -366,17 +361,17 @@ class Registrar:
         if self.plugin.earlier_streams:
             return
         generation = self._kubelet.generation
-        unanswered = [it for it in self._former if it.used_in and it.used_in == generation and not it.is_answered]
+        unanswered = [it for it in self._earlier if it.used_in and it.used_in == generation and not it.is_answered]
         left = {self._serving, *unanswered[-_UNANSWERED_AT_MOST:]}
-        for server in [it for it in self._former if it not in left]:
-            self._former.remove(server)
+        for server in [it for it in self._earlier if it not in left]:
+            self._earlier.remove(server)
             await server.shut_down(_STOP_PATIENCE)
 
     # --- what kubelets until 1.36 need, and nothing else does (A2) ---
 
     async def _see_end_seen(self) -> None:
         """Where a stream ended, see the kubelet close its connection: a registration before would lose the new client."""
-        for server in (*self._former, self._server):
+        for server in (*self._earlier, self._server):
             if not await server.wait_disconnected(_CLOSED_WITHIN):
                 server.reset_connections()
 
@@ -385,10 +380,10 @@ class Registrar:
 
         A registration whose options call fails does that, at whatever path; from 1.37 on it does nothing at a path of its own.
         """
-        server = SocketServer([_Refusing(self.plugin.resource)], _unused_path(self._directory, self.plugin.resource))
+        endpoint = _unused_path(self._directory, self.plugin.resource)
+        server = SocketServer([_Refusing(self.plugin.resource)], self._directory / endpoint)
         await self._open(server)
         try:
-            endpoint = str(server.path.relative_to(self._directory))
             await self._kubelet.register(self.plugin.resource, endpoint, self.plugin.options)
         except RegistrationError:
             pass  # as is meant; where none listens, nothing has a client any more
@@ -411,10 +406,10 @@ class Registrar:
 
     async def _serve_at_fixed_path(self) -> None:
         """Serve what the agent before us passes on, and make the kubelet forget its client, as it leaves that to us."""
-        server = _Socket(self.plugin, self._directory / fixed_path(self._directory, self.plugin.resource))
-        server.used_in, server.is_former = self._kubelet.generation, True
+        server = _Socket(self.plugin, self._directory, fixed_path(self._directory, self.plugin.resource))
+        server.used_in, server.is_superseded = self._kubelet.generation, True
         await self._open(server)
-        self._former.append(server)
+        self._earlier.append(server)
         await self._detach()
 
     # --- waiting ---
@@ -483,7 +478,7 @@ class _Refusing:
         )
 
 
-def _unused_path(plugin_dir: Path, resource: str) -> Path:
-    """A path for a socket that none has had."""
-    ours = plugin_dir / limits.SOCKET_DIRECTORY
-    return ours / limits.unique_socket_name(resource, limits.SOCKET_PATH_LIMIT - len(os.fsencode(ours)) - 1)
+def _unused_path(plugin_dir: Path, resource: str) -> str:
+    """A path for a socket that none has had, relative to the plugin directory."""
+    room = limits.SOCKET_PATH_LIMIT - len(os.fsencode(plugin_dir / limits.SOCKET_DIRECTORY)) - 1
+    return f"{limits.SOCKET_DIRECTORY}/{limits.unique_socket_name(resource, room)}"

@@ -105,6 +105,7 @@ def _name_problem(name: str) -> str | None:
     return None
 
 
+@functools.lru_cache(1024)  # a resource is registered again with each kubelet
 def socket_name(resource: str, room: int = _USUAL_ROOM) -> str:
     """The file name of a resource's socket: readable, or a hash where that is longer than `room` bytes.
 

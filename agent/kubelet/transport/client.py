@@ -12,6 +12,7 @@ import grpclib.client
 from grpclib.client import UnaryUnaryMethod
 from grpclib.protocol import H2Protocol
 from h2.events import AlternativeServiceAvailable, Event, UnknownFrameReceived
+from msgspec import Struct
 
 from agent.kubelet.transport.connection import GatheringTransport
 from agent.kubelet.wire import Codec, Encoded
@@ -61,21 +62,22 @@ def listens(path: Path) -> bool:
             return False
 
 
-class FrameCounter:
+class FrameCounter(Struct):
     """Counts the frames that a connection brings, wherever reads have cut them."""
 
-    def __init__(self) -> None:
-        self._head = b""  # of the frame that is coming
-        self._rest = 0  # bytes before the next frame's head
+    head: bytes = b""
+    """Of the frame that is coming."""
+    rest: int = 0
+    """Bytes before the next frame's head."""
 
     def count(self, data: bytes) -> int:
         """The number of frames whose heads end in this piece."""
-        frames, at, size = 0, self._rest, len(data) + len(self._head)
-        data = self._head + data
+        frames, at, size = 0, self.rest, len(data) + len(self.head)
+        data = self.head + data
         while at + _HEAD_BYTES <= size:
             at += _HEAD_BYTES + int.from_bytes(data[at : at + 3], "big")
             frames += 1
-        self._head, self._rest = data[at:], max(0, at - size)
+        self.head, self.rest = data[at:], max(0, at - size)
         return frames
 
 
