@@ -36,7 +36,7 @@ def run(config: Path | None, log_level: logs.Level) -> None:
     from agent.daemon.reporting.event_log import Events
     from agent.daemon.supervisor import Agent
     from agent.discovery.backend_factory import make_backends
-    from agent.runtime.line_queue import QueuedLines
+    from agent.runtime.logs import QueuedLines
     from agent.runtime.supervision.notify import Notifier
 
     stderr = QueuedLines(sys.stderr.fileno())

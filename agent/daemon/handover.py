@@ -1,6 +1,6 @@
 """Gives what this agent serves to a standby, and says whether the standby has taken it.
 
-The order is that of `agent.kubelet.handover`. This agent serves as ever until the standby has the lock, and its streams stay
+The order is that of `agent.kubelet.handover_socket`. This agent serves as ever until the standby has the lock, and its streams stay
 open until the kubelet listens to the standby: from one that stalls or dies everything can be taken back. In between, what the
 kubelet asks of us is the standby's to answer: only one of both gives devices, acts on hardware and writes the state.
 """
@@ -14,7 +14,7 @@ from typing import Final
 import anyio
 import structlog
 
-from agent.kubelet.handover import FIXED_PATHS, SPEAKS, TELLS_GIVEN, End, Relay, Standby
+from agent.kubelet.handover_socket import FIXED_PATHS, SPEAKS, TELLS_GIVEN, End, Relay, Standby
 from agent.kubelet.lock import Lock
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.registration import Registrar

@@ -22,7 +22,7 @@ from agent.daemon.sole_agent import SoleAgent
 from agent.discovery.sources.base import Beat
 from agent.discovery.sources.paths import POLL, Change, DirectoryWatch
 from agent.kubelet.allocation import Allocator, Prefer, Preferences
-from agent.kubelet.handover import Predecessor, Relay, Standby, Standbys
+from agent.kubelet.handover_socket import Predecessor, Relay, Standby, Standbys
 from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.lock import Lock, exclusive, identity, remove_leftovers
 from agent.kubelet.plugin import Plugin, PreStart

@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from agent.kubelet import wire
 from agent.kubelet.allocation import Prefer, plain
-from agent.kubelet.handover import StandbyLostError
+from agent.kubelet.handover_socket import StandbyLostError
 from agent.kubelet.transport.server import refusal
 from agent.runtime.counts import Counts
 from agent.runtime.errors import brief_list, some
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from grpclib.server import Stream
 
-    from agent.kubelet.handover import Relay
+    from agent.kubelet.handover_socket import Relay
     from agent.kubelet.lock import Lock
     from agent.kubelet.transport.connection import GatheringTransport
     from agent.model import Slot, Snapshot

@@ -23,7 +23,7 @@ import structlog
 from grpclib.const import Cardinality, Handler, Status
 
 from agent.kubelet import wire
-from agent.kubelet.handover import End, Predecessor, fixed_path
+from agent.kubelet.handover_socket import End, Predecessor, fixed_path
 from agent.kubelet.kubelet_socket import Kubelet, RegistrationError, UnreachableError
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.transport.server import SocketServer, refusal
@@ -402,7 +402,7 @@ class Registrar:
         await self._listen()
         await self._announce()
 
-    # --- what agents need that register at fixed paths (`agent.kubelet.handover`) ---
+    # --- what agents need that register at fixed paths (`agent.kubelet.handover_socket`) ---
 
     async def _serve_at_fixed_path(self) -> None:
         """Serve what the agent before us passes on, and make the kubelet forget its client, as it leaves that to us."""

@@ -1,6 +1,7 @@
 """Sets up logging: readable lines on a terminal, JSON lines anywhere else, with their priorities in the journal.
 
-All of it goes to stderr; docs/events.md lists every event.
+All of it goes to stderr; docs/events.md lists every event. The daemon's lines are written in a thread (`QueuedLines`): a pipe that
+nobody reads blocks its writer once it is full, and journald hangs while its disk does.
 
 Import this before anything else that imports structlog: structlog imports rich wherever rich is installed,
 for tracebacks that the daemon never prints. Without rich it starts 28 ms sooner and is 4 MB smaller.
@@ -12,7 +13,11 @@ import io
 import json
 import logging
 import os
+import select
 import sys
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partialmethod
@@ -55,6 +60,13 @@ _NUMBERS: Final[Mapping[str, int]] = {
 }
 
 
+LINES: Final = 4096
+"""Lines that wait: what 1,000 devices say when they all fail, four times; 1 MB."""
+
+_LAST_WORDS: Final = 1.0  # seconds that the end of the process waits for the lines that are left
+_LOOK_AGAIN: Final = 1.0  # seconds between two looks whether a stream that takes nothing takes something
+
+
 class Stream(Protocol):
     """Where lines go."""
 
@@ -93,7 +105,6 @@ def set_up(
             *([_Noting(note, _NUMBERS[level])] if note else []),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            _arranged,
             _as_far_as_possible(render),
         ],
         wrapper_class=_unfailing(min(_NUMBERS[level], logging.INFO) if note else _NUMBERS[level]),
@@ -122,12 +133,6 @@ class _Noting:
         if number < self._level:
             raise structlog.DropEvent
         return line
-
-
-def _arranged(_logger: object, _name: str, line: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """What a person looks for first comes first; what is empty says nothing."""
-    first = {name: line[name] for name in _FIRST if name in line}
-    return first | {name: value for name, value in line.items() if type(value) is not str or value}
 
 
 def _for_a_terminal(*, colors: bool) -> _Render:
@@ -163,9 +168,11 @@ def _unfailing(level: int) -> type[structlog.typing.FilteringBoundLogger]:
 
 
 def _as_far_as_possible(render: _Render) -> _Render:
-    """The same; where rendering fails, a line of what can be shown."""
+    """The same, with what a person looks for first before all else, without what is empty; of what can be shown, if that fails."""
 
     def rendered(logger: Any, name: str, line: structlog.typing.EventDict) -> str | bytes:
+        first = {name: line[name] for name in _FIRST if name in line}
+        line = first | {name: value for name, value in line.items() if type(value) is not str or value}
         try:
             return render(logger, name, line)
         except Exception:  # noqa: BLE001  # whatever a field does when it is shown
@@ -234,6 +241,91 @@ def _is_journal(stream: Stream, environment: Mapping[str, str]) -> bool:
     except (OSError, ValueError):
         return False
     return environment.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
+class QueuedLines:
+    """A text stream, as far as a log needs one: adding a line never waits and never fails.
+
+    At most `LINES` wait here; lines beyond are lost and counted, and their number is logged once there is room again.
+    """
+
+    def __init__(self, file: int, limit: int = LINES) -> None:
+        """Write to this descriptor; `limit` lines may wait."""
+        self._file = file
+        self._limit = limit
+        self._lines: deque[str] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._busy = False
+        self._untold = 0
+        self.lost = 0
+        """Lines that were lost, in all."""
+        self.when_room: Callable[[int], None] = lambda _lost: None
+        """Called by the thread with the number of lines lost since it was called last, once there is room again."""
+
+    def write(self, text: str) -> int:
+        """Add a line; it is lost where too many wait."""
+        with self._changed:
+            if len(self._lines) >= self._limit or (self._thread is None and not self._start()):
+                self.lost += 1
+                self._untold += 1
+            else:
+                self._lines.append(text)
+                self._changed.notify()
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing: the thread writes each line at once."""
+
+    def isatty(self) -> bool:
+        """Is it a terminal?"""
+        return os.isatty(self._file)
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._file
+
+    def close(self, patience: float = _LAST_WORDS) -> None:
+        """Wait for the lines that are left, for so many seconds."""
+        end = time.monotonic() + patience
+        with self._changed:
+            while (self._lines or self._busy) and (left := end - time.monotonic()) > 0:
+                self._changed.wait(left)
+
+    def _start(self) -> bool:
+        """Start the thread that writes; False if the system has none to give now, and perhaps has one for the next line."""
+        thread = threading.Thread(target=self._serve, name="log", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        self._thread = thread
+        return True
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                while not self._lines:
+                    self._changed.wait()
+                text = self._lines.popleft()
+                self._busy = True
+                lost = self._untold if len(self._lines) * 2 < self._limit else 0
+                self._untold -= lost
+            self._write(text.encode(errors="replace"))
+            if lost:
+                self.when_room(lost)
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            try:
+                data = data[os.write(self._file, data) :]
+            except BlockingIOError:  # another process that shares the stream made it non-blocking
+                select.select([], [self._file], [], _LOOK_AGAIN)
+            except OSError:
+                self.lost += 1  # a full disk, a closed pipe: there is no other place to report it
+                return
 
 
 class _Foreign(logging.Handler):

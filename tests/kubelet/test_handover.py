@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.daemon.handover import Giver
-from agent.kubelet.handover import SOCKET, End, Predecessor, Relay, StandbyLostError, Standbys
+from agent.kubelet.handover_socket import SOCKET, End, Predecessor, Relay, StandbyLostError, Standbys
 from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.lock import exclusive
 from agent.kubelet.plugin import Plugin

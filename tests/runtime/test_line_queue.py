@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.runtime.line_queue import QueuedLines
+from agent.runtime.logs import QueuedLines
 from tests.wait import block_until
 
 

@@ -28,7 +28,7 @@ HOLDER = Pod("holder", (Container("main", dict.fromkeys(NAMES, 1)),))
 
 PATIENT = """
 from agent.daemon import shutdown, handover as giving, serving
-from agent.kubelet import handover, registration
+from agent.kubelet import handover_socket as handover, registration
 giving._MAY_TAKE = giving._UNDER_WAY = giving._AT_MOST = giving._SILENT_AT_MOST = 3600.0
 serving._TAKEN_WITHIN = shutdown.LEAVE = 3600.0
 handover._SAYS_WITHIN = handover._COMES_WITHIN = handover._ENDS_WITHIN = handover._GIVES_WITHIN = 3600.0
@@ -119,7 +119,7 @@ STALLS = [
 
 STOPS = """
 import inspect, os, signal
-from agent.kubelet import handover, lock, registration
+from agent.kubelet import handover_socket as handover, lock, registration
 
 TOLD, heard = [], handover._words
 async def words(reader):

@@ -18,8 +18,8 @@ from tests.wait import until
 UNREAD = """
 import os
 os.dup2(os.open({fifo!r}, os.O_WRONLY), 2)
-from agent.runtime import line_queue
-line_queue.QueuedLines.__init__.__defaults__ = (20,)
+from agent.runtime import logs
+logs.QueuedLines.__init__.__defaults__ = (20,)
 """
 
 

@@ -115,7 +115,9 @@ async def test_another_plugin_that_comes_just_after_we_did_is_told_once_that_can
 async def test_no_list_goes_out_between_another_plugins_registration_and_the_next_look(node: Node) -> None:
     """The kubelet would show ours as healthy, and have nothing of the other plugin's any more that betrays it."""
     node.mknod("w1")
-    blind = "import anyio\nfrom agent.kubelet import rivals\nrivals.LostResources.run = lambda _: anyio.sleep_forever()\n"
+    blind = (
+        "import anyio\nfrom agent.kubelet import rivals\nrivals.LostResources.run = lambda _: anyio.sleep_forever()\n"
+    )
     async with node.agent(prelude=blind) as agent:
         await node.healthy("w1")
         async with other_plugin(node, WIDGET, "theirs-0", name="rival.sock"):
@@ -132,7 +134,9 @@ async def test_no_list_goes_out_while_it_cannot_be_known_yet_whether_another_plu
 ) -> None:
     node.mknod("w1", "w3")
     seen = "async def run(lost):\n lost._sign.set()\n await anyio.sleep_forever()\n"
-    blind = f"import anyio\nfrom agent.kubelet import rivals\n{seen}rivals.LostResources.run = run\nrivals.SETTLED = 30.0\n"
+    blind = (
+        f"import anyio\nfrom agent.kubelet import rivals\n{seen}rivals.LostResources.run = run\nrivals.SETTLED = 30.0\n"
+    )
     async with node.agent(prelude=blind) as agent:
         await node.healthy("w1", "w3")
         async with other_plugin(node, WIDGET, theirs, name="rival.sock"):
