@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from agent.kubelet.handover_socket import Relay
     from agent.kubelet.lock import Lock
-    from agent.kubelet.transport.connection import GatheringTransport
+    from agent.kubelet.transport.client import GatheringTransport
     from agent.model import Slot, Snapshot
 
 

@@ -34,7 +34,7 @@ from agent.runtime.errors import words
 if TYPE_CHECKING:
     from grpclib.server import Stream
 
-    from agent.kubelet.transport.connection import Connection
+    from agent.kubelet.transport.server import Connection
 
 _STREAM_WITHIN: Final = (
     5.0  # seconds after which a registration without a stream, or a stream without a list, did not work (A2)

@@ -352,7 +352,7 @@ def take_place() -> None:
     from agent.daemon import state_file
     from agent.discovery.discoverer import Discoverer
     from agent.discovery.sources import listening
-    from agent.kubelet.transport.connection import Connection
+    from agent.kubelet.transport.server import Connection
     from agent.runtime import workers
     from agent.simulation.plugin_client import PluginClient
 

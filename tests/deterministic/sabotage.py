@@ -14,7 +14,7 @@ from agent.dra.publisher import Publisher as SlicePublisher
 from agent.inventory.lists import Listing
 from agent.kubelet import lock, plugin
 from agent.kubelet.registration import Registrar
-from agent.kubelet.transport.connection import GatheringTransport
+from agent.kubelet.transport.client import GatheringTransport
 from agent.kubelet.transport.server import SocketServer
 
 

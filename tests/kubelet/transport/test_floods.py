@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.pods.podresources import list_pods
 from agent.kubelet.transport.client import FrameCounter
-from agent.kubelet.transport.connection import Allowance
+from agent.kubelet.transport.server import Allowance
 from agent.kubelet.wire import Encoded
 from agent.runtime.errors import brief, brief_list, unknown
 from agent.runtime.limits import MESSAGE_LIMIT
