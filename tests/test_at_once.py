@@ -20,8 +20,7 @@ from agent.config import compare
 from agent.daemon.configuration_swap import Change
 from agent.daemon.supervisor import Agent
 from agent.hardware import reconciler
-from agent.kubelet import kubelet_socket, plugin, registration
-from agent.kubelet.pods import pod_claims
+from agent.kubelet import kubelet_socket, plugin, pod_claims, registration
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.plugin_client import PluginClient
 from agent.simulation.pod_admission import KubeletStoppedError

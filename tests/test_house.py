@@ -39,7 +39,7 @@ _APART: Final = {
         ),
         "a foreign format or program, with its source: it changes when that does",
     ),
-    "agent/kubelet/pods/cgroups.py": "the kernel's format: read beside that, not beside what uses it",
+    "agent/kubelet/cgroups.py": "the kernel's format: read beside that, not beside what uses it",
     **dict.fromkeys(
         (
             "agent/console/doctor/cdi.py",

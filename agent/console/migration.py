@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from agent.claims.foreign_claims import Tracer
 from agent.inventory.inventory import Inventory
-from agent.kubelet.pods import checkpoint
-from agent.kubelet.pods.checkpoint import CheckpointEntry, CheckpointError
-from agent.kubelet.pods.podresources import PodResourcesError, list_pods
+from agent.kubelet import checkpoint
+from agent.kubelet.checkpoint import CheckpointEntry, CheckpointError
+from agent.kubelet.podresources import PodResourcesError, list_pods
 
 _PATIENCE: Final = 5.0  # seconds for the kubelet's answer
 

@@ -27,7 +27,7 @@ from agent.discovery.sources.listening import Listening
 from agent.discovery.sources.paths import PathSource
 from agent.discovery.sources.uevents import UeventSource
 from agent.discovery.unit_state import Changes
-from agent.kubelet.pods.pod_claims import PodClaims
+from agent.kubelet.pod_claims import PodClaims
 from agent.runtime import running_time
 from agent.runtime.counts import Counts
 from agent.runtime.supervision.problems import Problems

@@ -32,7 +32,7 @@ from agent.history.timeline import Note
 from agent.inventory.inventory import Inventory
 from agent.inventory.lookup import find, unselected
 from agent.inventory.shortfall import Shortfall
-from agent.kubelet.pods.pod_claims import PodClaims
+from agent.kubelet.pod_claims import PodClaims
 from agent.model import FORGOTTEN, Health, Held, Snapshot
 from agent.runtime.chunked_work import BATCH, in_batches
 from agent.runtime.running_time import SYSTEM, Clock

@@ -21,12 +21,12 @@ from agent.daemon.handover import Giver
 from agent.daemon.sole_agent import SoleAgent
 from agent.discovery.sources.base import Beat
 from agent.discovery.sources.paths import POLL, Change, DirectoryWatch
+from agent.kubelet import checkpoint
 from agent.kubelet.allocation import Allocator, Prefer, Preferences
 from agent.kubelet.handover_socket import Predecessor, Relay, Standby, Standbys
 from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.lock import Lock, exclusive, identity, remove_leftovers
 from agent.kubelet.plugin import Plugin, PreStart
-from agent.kubelet.pods import checkpoint
 from agent.kubelet.prestart import Starter
 from agent.kubelet.registration import Registrar
 from agent.kubelet.rivals import LostResources

@@ -38,8 +38,8 @@ from agent.daemon.shutdown import Shutdown
 from agent.daemon.sole_agent import SoleAgent
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
+from agent.kubelet import checkpoint
 from agent.kubelet.allocation import Allocator, Preferences
-from agent.kubelet.pods import checkpoint
 from agent.kubelet.prestart import Starter
 from agent.kubelet.rivals import LostResources
 from agent.kubernetes.runner import KubernetesParts

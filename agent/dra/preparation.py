@@ -34,7 +34,7 @@ from agent.inventory.inventory import Inventory
 from agent.inventory.selection import Found
 from agent.inventory.tombstones import is_same
 from agent.kubelet.allocation import Allocator
-from agent.kubelet.pods.podresources import PodResourcesError, list_pods
+from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.prestart import Starter
 from agent.kubelet.wire import PreparedDevice
 from agent.kubernetes.api import ApiError

@@ -84,8 +84,8 @@ class Allocator:
         self._holder = holder
         self._under_way: set[SlotKey] = set()
         """What is for one pod, and being given to it."""
-        self._claim = Kind("claim", _FAILED, "Create the pod again", claim_deadline)
-        self._claim_again = Kind("claim", _FAILED, _AGAIN, 3 * claim_deadline, waits_for_thread=True)
+        self._make_ready = Kind("claim", _FAILED, "Create the pod again", claim_deadline)
+        self._make_ready_again = Kind("claim", _FAILED, _AGAIN, 3 * claim_deadline, waits_for_thread=True)
 
     def is_giving(self) -> bool:
         """Is anything being given that is for one pod?"""
@@ -162,7 +162,7 @@ class Allocator:
             if needs_claim or turns.busy:
                 things = things.union(*(held.things for held in given))
             if needs_claim or turns.is_taken(things):
-                kind = self._claim_again if is_asked_again else self._claim
+                kind = self._make_ready_again if is_asked_again else self._make_ready
                 async with self._jobs.job(kind, resource, [grant.id for grant in grants]) as job:
                     async with job.turn(things) as turn:
                         if needs_claim:

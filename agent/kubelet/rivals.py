@@ -29,9 +29,9 @@ import structlog
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from agent.kubelet.pods.checkpoint import FILE_NAME, Version, record
-from agent.kubelet.pods.pod_claims import PodClaims
-from agent.kubelet.pods.podresources import PodResourcesError, list_allocatable
+from agent.kubelet.checkpoint import FILE_NAME, Version, record
+from agent.kubelet.pod_claims import PodClaims
+from agent.kubelet.podresources import PodResourcesError, list_allocatable
 from agent.kubelet.transport.client import listens
 from agent.runtime import running_time
 from agent.runtime.errors import some

@@ -10,7 +10,7 @@ import pytest
 
 from agent.claims.foreign_claims import Trace, leads_to
 from agent.kubelet.api.v1beta1 import CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount
-from agent.kubelet.pods.checkpoint import FILE_NAME, read
+from agent.kubelet.checkpoint import FILE_NAME, read
 from backends.base import Device, HostPath, Node
 from backends.base import Mount as HeldMount
 

@@ -23,10 +23,10 @@ from structlog.testing import capture_logs
 
 from agent.claims.ledger import MIN_AGE, Ledger
 from agent.inventory.inventory import Inventory
+from agent.kubelet import checkpoint, pod_claims
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse, DeviceSpec
-from agent.kubelet.pods import checkpoint, pod_claims
-from agent.kubelet.pods.checkpoint import Checkpoint, CheckpointEntry
-from agent.kubelet.pods.pod_claims import PodClaims
+from agent.kubelet.checkpoint import Checkpoint, CheckpointEntry
+from agent.kubelet.pod_claims import PodClaims
 from agent.kubelet.wire import PodDevices
 from agent.model import HEALTHY, Health, Held, State
 from backends.base import Device, HostPath, Node, Resource

@@ -16,7 +16,7 @@ from agent.claims import ledger
 from agent.config import AgentConfig, Config
 from agent.daemon.supervisor import Agent
 from agent.discovery.backend_factory import make_backends
-from agent.kubelet.pods import pod_claims
+from agent.kubelet import pod_claims
 from agent.runtime.running_time import Clock
 from agent.runtime.supervision.notify import Notifier
 from agent.simulation.changes import Change, Kind

@@ -20,7 +20,7 @@ from agent.console.http import app
 from agent.daemon.reporting.event_log import Events
 from agent.daemon.supervisor import Agent
 from agent.discovery.backend_factory import make_backends
-from agent.kubelet.pods import pod_claims
+from agent.kubelet import pod_claims
 from agent.runtime.running_time import Clock
 from agent.runtime.supervision.notify import Notifier
 from tests.console.fakes import FakeDaemon

@@ -42,7 +42,7 @@ from backends.base import (
 from backends.chardev import CharDevOptions, PathOption
 from backends.stub import StubDevice, StubOptions
 from tests.daemon.node import NEVER, TOY, Node, come_of_age, ended, hurry, pod, toys
-from tests.kubelet.test_lost_resources import rival
+from tests.kubelet.test_rivals import rival
 from tests.nodes import make_node
 from tests.wait import limit, settled, until
 

@@ -63,7 +63,7 @@ _SEEN_TO_END: Final = 10.0
 """Seconds until an agent sees that a pod has ended that the kubelet has forgotten: by looks each 5 s."""
 
 CLAIMS_END: Final = 120.0
-"""Seconds in which both witnesses know that a pod has ended (agent.claims.ledger, agent.kubelet.pods.pod_claims)."""
+"""Seconds in which both witnesses know that a pod has ended (agent.claims.ledger, agent.kubelet.pod_claims)."""
 
 
 class World:

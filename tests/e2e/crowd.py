@@ -14,7 +14,7 @@ from tests.e2e.process import AgentProcess, finish
 _PODS: Final = 5
 _AT_ONCE: Final = """
 from agent.claims import ledger
-from agent.kubelet.pods import pod_claims
+from agent.kubelet import pod_claims
 ledger.REWRITE_AFTER = pod_claims._AFTER_ALLOCATE = pod_claims._WHILE_ENDING = 0.05
 """
 """What pods hold is asked for once there is something to learn. All the time would hold up each list, where all is counted."""

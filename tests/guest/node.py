@@ -25,7 +25,7 @@ _SOON: Final = """
 from tests.e2e import passing
 passing.install()
 from agent.claims import ledger
-from agent.kubelet.pods import pod_claims
+from agent.kubelet import pod_claims
 ledger.REWRITE_AFTER = 0.1
 pod_claims._AFTER_ALLOCATE, pod_claims._WHILE_ENDING, pod_claims.IDLE = 0.2, 0.2, 1.0
 """

@@ -13,7 +13,7 @@ from agent.discovery.sources.paths import DirectoryWatch
 from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.lock import exclusive
 from agent.kubelet.plugin import Plugin
-from agent.kubelet.pods.podresources import list_pods
+from agent.kubelet.podresources import list_pods
 from agent.kubelet.registration import Registrar
 from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import PluginOptions

@@ -28,7 +28,7 @@ from agent.kubelet.api.v1beta1 import (
     RegisterRequest,
     RegistrationStub,
 )
-from agent.kubelet.pods.checkpoint import record
+from agent.kubelet.checkpoint import record
 from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import Codec, Encoded, device_head, device_tail, join_list, list_item
 from agent.simulation.changes import ResourceView

@@ -11,7 +11,7 @@ import pytest
 from grpclib.const import Cardinality, Handler
 
 from agent.kubelet.api import dra as api
-from agent.kubelet.pods.podresources import list_pods
+from agent.kubelet.podresources import list_pods
 from agent.kubelet.transport.server import SocketServer
 from agent.simulation.clock import Clock
 from agent.simulation.dra import ClaimError, ClaimKey

@@ -20,7 +20,7 @@ from tests.wait import until
 TUNED: Final = """
 from agent.claims import ledger
 from agent.health import flapping
-from agent.kubelet.pods import pod_claims
+from agent.kubelet import pod_claims
 flapping.FAILURES = 10**9
 ledger.MIN_AGE, ledger.REWRITE_AFTER, pod_claims.IDLE = 3.0, 0.5, 2.0
 """

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from agent.console.doctor.findings import Finding, Level, Patient, failure, fine, warning
 from agent.console.doctor.host import filesystem
+from agent.kubelet.checkpoint import FILE_NAME, lack_of_room
 from agent.kubelet.lock import holder
-from agent.kubelet.pods.checkpoint import FILE_NAME, lack_of_room
 from agent.runtime.limits import SOCKET_DIRECTORY
 from backends.errors import reason_of
 from backends.linux import files

@@ -11,7 +11,7 @@ from agent.config.templates import is_distinctive
 from agent.console.advice import REASONS
 from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
 from agent.console.views import Status
-from agent.kubelet.pods.checkpoint import record
+from agent.kubelet.checkpoint import record
 from agent.kubelet.rivals import other_sockets
 from agent.kubelet.transport.client import listens
 from agent.model import State

@@ -23,8 +23,8 @@ discoverer.Discoverer.__init__.__kwdefaults__["unit_deadline"] = 50.0
 
 SLOW_CHECKPOINT = """
 from pathlib import Path
-from agent.kubelet.pods import checkpoint
-from agent.kubelet.pods import pod_claims
+from agent.kubelet import checkpoint
+from agent.kubelet import pod_claims
 checkpoint._DEADLINE = pod_claims._LIST_WAITS = 50.0
 read = checkpoint.read
 def slowly(directory):

@@ -185,7 +185,7 @@ async def test_a_storm_of_flaps_beside_a_stream_of_pods_never_loses_a_held_id(no
 
 OFTEN_ASKING = """
 from agent.claims import ledger
-from agent.kubelet.pods import pod_claims
+from agent.kubelet import pod_claims
 ledger.REWRITE_AFTER = 0.1
 pod_claims._AFTER_ALLOCATE, pod_claims._WHILE_ENDING, pod_claims.IDLE = 0.05, 0.05, 0.1
 """

@@ -12,7 +12,7 @@ from tests.e2e.process import AgentProcess
 from tests.wait import until
 
 STUB = "fl.test/stub-fast"
-RARE = "from agent.kubelet.pods import pod_claims\npod_claims.IDLE = 3600.0\n"
+RARE = "from agent.kubelet import pod_claims\npod_claims.IDLE = 3600.0\n"
 """Nobody asks the kubelet again by himself, as within any minute."""
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from agent.kubelet.plugin import Plugin
-from agent.kubelet.pods.podresources import list_pods
+from agent.kubelet.podresources import list_pods
 from agent.kubelet.transport.client import FrameCounter
 from agent.kubelet.transport.server import Allowance
 from agent.kubelet.wire import Encoded

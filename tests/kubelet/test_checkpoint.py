@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.kubelet.pods import checkpoint
-from agent.kubelet.pods.checkpoint import CheckpointEntry, CheckpointError, CheckpointReader, parse, read, read_at_once
+from agent.kubelet import checkpoint
+from agent.kubelet.checkpoint import CheckpointEntry, CheckpointError, CheckpointReader, parse, read, read_at_once
 
 WRITTEN = {
     "Data": {

@@ -15,6 +15,8 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.claims.ledger import MIN_AGE, Ledger
+from agent.kubelet import checkpoint
+from agent.kubelet import pod_claims as module
 from agent.kubelet.api.v1 import (
     CdiDevice,
     ClaimResource,
@@ -24,18 +26,16 @@ from agent.kubelet.api.v1 import (
     ListPodResourcesResponse,
     PodResources,
 )
-from agent.kubelet.pods import checkpoint
-from agent.kubelet.pods import pod_claims as module
-from agent.kubelet.pods.checkpoint import FILE_NAME
-from agent.kubelet.pods.pod_claims import PodClaims
+from agent.kubelet.checkpoint import FILE_NAME
+from agent.kubelet.pod_claims import PodClaims
 from agent.kubelet.transport.server import SocketServer
 from agent.model import Held, ResourceClaim, SlotKey
 from agent.simulation.changes import Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.pods import Container, Pod
 from tests.kubelet.plugins import TOY, device
-from tests.kubelet.pods.test_confirm import KIND, Lists, Told, must_be_waited_for
-from tests.kubelet.pods.test_podresources import Lister
+from tests.kubelet.test_confirm import KIND, Lists, Told, must_be_waited_for
+from tests.kubelet.test_podresources import Lister
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.plugin import ToyPlugin, devices
 from tests.wait import at_once, limit, pass_time, settled, until

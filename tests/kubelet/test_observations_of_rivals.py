@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from agent.kubelet.checkpoint import Version
 from agent.kubelet.plugin import Offer
-from agent.kubelet.pods.checkpoint import Version
 from agent.kubelet.rivals import Observation, confirmed, ended, is_late, observe, sentence, unlike_since
 from agent.model import HEALTHY, Slot
 from tests.kubelet.plugins import SICK

@@ -12,6 +12,7 @@ import grpclib
 import pytest
 from grpclib.const import Cardinality, Handler, Status
 
+from agent.kubelet import podresources
 from agent.kubelet.api.v1 import (
     ContainerDevices,
     ContainerResources,
@@ -19,8 +20,7 @@ from agent.kubelet.api.v1 import (
     ListPodResourcesResponse,
     PodResources,
 )
-from agent.kubelet.pods import podresources
-from agent.kubelet.pods.podresources import PodResourcesError, list_pods
+from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import Encoded, PodDevices
 from tests.kubelet.transport.test_floods import EMPTY_DATA, PING, UNKNOWN

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.kubelet.pods.cgroups import running
+from agent.kubelet.cgroups import running
 from tests.backends.trees import planted_host
 
 ONE, TWO = "0d1f1f4e-8a6a-4c39-9d2c-7a2e5c1f3d11", "6b0b1c6e-8a6a-4c39-9d2c-7a2e5c1f3d11"

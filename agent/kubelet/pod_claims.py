@@ -28,8 +28,8 @@ import structlog
 from agent.claims.foreign_claims import Answer, Trace, Tracer
 from agent.claims.ledger import Ledger, Pods, names_of
 from agent.inventory.inventory import Inventory
-from agent.kubelet.pods import cgroups
-from agent.kubelet.pods.checkpoint import (
+from agent.kubelet import cgroups
+from agent.kubelet.checkpoint import (
     Checkpoint,
     CheckpointEntry,
     CheckpointError,
@@ -38,7 +38,7 @@ from agent.kubelet.pods.checkpoint import (
     Version,
     read_at_once,
 )
-from agent.kubelet.pods.podresources import PodResourcesError, list_pods
+from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices
 from agent.model import Held, SlotKey
 from agent.runtime import running_time

@@ -14,10 +14,10 @@ import pytest
 from agent.claims.foreign_claims import Answer, Trace
 from agent.claims.ledger import Ledger, Traced
 from agent.inventory.inventory import Inventory
+from agent.kubelet import checkpoint, pod_claims
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse, DeviceSpec
-from agent.kubelet.pods import checkpoint, pod_claims
-from agent.kubelet.pods.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, CheckpointReader
-from agent.kubelet.pods.pod_claims import PodClaims
+from agent.kubelet.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, CheckpointReader
+from agent.kubelet.pod_claims import PodClaims
 from agent.model import Held, SlotKey
 from backends.base import Device
 from tests.wait import limit, until

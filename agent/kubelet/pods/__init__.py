@@ -1,1 +1,0 @@
-"""Which pods hold what, as the kubelet says."""
