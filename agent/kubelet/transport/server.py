@@ -308,7 +308,7 @@ class Allowance:
 
 
 class Connection(H2Protocol):
-    """One client's connection; tells its server when it is made and lost."""
+    """One client's connection; tells its server when it is made and lost, and takes the unary calls before grpclib does."""
 
     transport: GatheringTransport
     """What it sends by; grpclib forgets its own when it closes."""
@@ -316,38 +316,48 @@ class Connection(H2Protocol):
     def __init__(self, prepared: H2Protocol, server: SocketServer) -> None:
         """Take the place of a connection that grpclib has prepared."""
         super().__init__(prepared.handler, prepared.config, prepared.h2_config)
-        self._server = server
-        self._http2, self._allowance = ServerConnection(), Allowance()
+        self.server = server
+        self.http2, self._allowance = ServerConnection(), Allowance()
+        self.room = asyncio.Event()
+        """Set when the client allows more bytes."""
         self._has_read = asyncio.Event()
+        self._calls: dict[int, Call] = {}
+        self._running: Any = prepared.handler
+        """Its `_tasks` are the calls under way, grpclib's and ours: it ends them all with the connection, and replaces them at times."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Do what grpclib's own does, with our HTTP/2 in the place of h2's."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = GatheringTransport(transport)
-        http2 = cast("H2Connection", self._http2)
+        http2 = cast("H2Connection", self.http2)
         self.connection = grpclib.protocol.Connection(http2, self.transport, config=self.config)
         # our greeting leaves with the answer to the client's, which comes at once (RFC 9113, 3.4): one write less
         self.connection.initialize()
         self.processor = EventsProcessor(self.handler, self.connection)
-        self.processor.processors[PingAckReceived] = lambda _: self._has_read.set()
-        if self._server.direct:
-            UnaryCalls(self._http2, self.processor, self._server.direct, self._server.codec)
-        self._server.connected(self)
+        processors = self.processor.processors
+        processors[PingAckReceived] = lambda _: self._has_read.set()
+        if self.server.direct:
+            self._grpclibs: Mapping[type[Event], Any] = dict(processors)
+            processors[RequestReceived] = self._begin
+            processors[DataReceived] = processors[StreamEnded] = self._take
+            processors[StreamReset] = self._reset
+            processors[WindowUpdated] = processors[RemoteSettingsChanged] = self._widen
+        self.server.connected(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Cancel the calls."""
         super().connection_lost(exc)
         self._has_read.set()
-        self._http2.release()
-        self._server.disconnected(self)
+        self.http2.release()
+        self.server.disconnected(self)
 
     def data_received(self, data: bytes) -> None:
         """Read as many frames as one turn of the loop may, and the rest in the next turns."""
-        was_behind, before = self._http2.is_behind, self._http2.frames
+        was_behind, before = self.http2.is_behind, self.http2.frames
         super().data_received(data)
-        if not self._allowance.take(self._http2.frames - before, self.transport.written):
-            self._server.flooded(self)
-        elif self._http2.is_behind:
+        if not self._allowance.take(self.http2.frames - before, self.transport.written):
+            self.server.flooded(self)
+        elif self.http2.is_behind:
             self.transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._read_on)
         elif was_behind:
@@ -361,49 +371,22 @@ class Connection(H2Protocol):
         """Wait until the client has read all that was sent, or is gone: it answers a PING in its turn (RFC 9113, 6.7)."""
         if not self.connection.is_closing():
             self._has_read.clear()
-            self._http2.ping(bytes(8))
+            self.http2.ping(bytes(8))
             self.connection.flush()
             await self._has_read.wait()
 
     def say_goodbye(self) -> None:
         """GOAWAY and close; the transport still sends what it holds."""
         if not self.connection.is_closing():
-            self._http2.close_connection()
+            self.http2.close_connection()
             self.connection.flush()
             self.connection.close()
 
-
-class UnaryCalls:
-    """The unary calls of one connection; takes part in grpclib's dealing with what comes."""
-
-    def __init__(
-        self, http2: ServerConnection, processor: EventsProcessor, handlers: Mapping[str, Handler], codec: CodecBase
-    ) -> None:
-        """Prepare.
-
-        Args:
-            http2: the connection.
-            processor: has what is not ours.
-            handlers: of the unary methods, by the paths of their calls.
-            codec: for their messages.
-        """
-        self.http2, self.connection, self.codec = http2, processor.connection, codec
-        self.room = asyncio.Event()
-        """Set when the client allows more bytes."""
-        self._handlers = handlers
-        self._server: Any = processor.handler
-        """Its `_tasks` are the calls under way, grpclib's and ours: it ends them all with the connection, and replaces them at times."""
-        self._calls: dict[int, Call] = {}
-        grpclibs = processor.processors
-        self._grpclibs: Mapping[type[Event], Any] = dict(grpclibs)
-        grpclibs[RequestReceived] = self._begin
-        grpclibs[DataReceived] = grpclibs[StreamEnded] = self._take
-        grpclibs[StreamReset] = self._reset
-        grpclibs[WindowUpdated] = grpclibs[RemoteSettingsChanged] = self._widen
+    # --- unary calls ---
 
     def _begin(self, event: RequestReceived) -> None:
         headers = dict(cast("list[tuple[str, str]]", event.headers))
-        handler = self._handlers.get(headers[":path"])
+        handler = self.server.direct.get(headers[":path"])
         is_plain = all(headers.get(name) == value for name, value in _PLAIN.items()) and "grpc-timeout" not in headers
         if handler is None or not is_plain or headers.get("content-type") not in _TYPES:
             self._grpclibs[RequestReceived](event)
@@ -417,20 +400,20 @@ class UnaryCalls:
             return
         if isinstance(event, DataReceived):
             self.http2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-        if call not in self._server._tasks:
+        if call not in self._running._tasks:
             call.data = event.data if isinstance(event, DataReceived) else b""
-            task = self._server._tasks[call] = asyncio.get_running_loop().create_task(call.run())
+            task = self._running._tasks[call] = asyncio.get_running_loop().create_task(call.run())
             task.add_done_callback(lambda _: self.forget(call))
 
     def forget(self, call: Call) -> None:
         """Forget a call that has ended."""
-        self._server._tasks.pop(call, None)
+        self._running._tasks.pop(call, None)
         self._calls.pop(call.stream_id, None)
 
     def _reset(self, event: StreamReset) -> None:
         if (call := self._calls.pop(event.stream_id, None)) is None:
             self._grpclibs[StreamReset](event)
-        elif (task := self._server._tasks.get(call)) is not None:
+        elif (task := self._running._tasks.get(call)) is not None:
             task.cancel()
 
     def _widen(self, event: Event) -> None:
@@ -441,7 +424,7 @@ class UnaryCalls:
 class Call(Struct, eq=False):
     """One call; a handler has it in the place of grpclib's stream."""
 
-    calls: UnaryCalls
+    client: Connection
     stream_id: int
     handler: Handler
     data: bytes = b""
@@ -463,7 +446,7 @@ class Call(Struct, eq=False):
         end = _HEAD + int.from_bytes(data[1:_HEAD], "big")  # no call of ours has another message behind it
         if len(data) < end:
             raise AssertionError("Received less data than expected")
-        return self.calls.codec.decode(data[_HEAD:end], self.handler.request_type)
+        return self.client.server.codec.decode(data[_HEAD:end], self.handler.request_type)
 
     async def send_message(self, message: Any) -> None:
         """Send the reply, once.
@@ -471,7 +454,11 @@ class Call(Struct, eq=False):
         Raises:
             StreamClosedError: the client has ended the call.
         """
-        data, http2, room = self.calls.codec.encode(message, self.handler.reply_type), self.calls.http2, self.calls.room
+        data, http2, room = (
+            self.client.server.codec.encode(message, self.handler.reply_type),
+            self.client.http2,
+            self.client.room,
+        )
         data = b"\0" + len(data).to_bytes(4, "big") + data
         await self._may_write()
         http2.send_headers(self.stream_id, _ANSWER)
@@ -481,7 +468,7 @@ class Call(Struct, eq=False):
             if most > 0:
                 http2.send_data(self.stream_id, data[:most])
                 data = data[most:]
-                self.calls.connection.flush()
+                self.client.connection.flush()
             else:
                 room.clear()
                 await room.wait()
@@ -493,9 +480,9 @@ class Call(Struct, eq=False):
         Raises:
             StreamClosedError: the client has ended the call.
         """
-        if not self.calls.connection.write_ready.is_set():
-            await self.calls.connection.write_ready.wait()
-        if self.stream_id not in self.calls.http2.streams:
+        if not self.client.connection.write_ready.is_set():
+            await self.client.connection.write_ready.wait()
+        if self.stream_id not in self.client.http2.streams:
             raise StreamClosedError(self.stream_id)
 
     async def run(self) -> None:
@@ -515,7 +502,7 @@ class Call(Struct, eq=False):
             await self._may_write()
         except StreamClosedError:
             return
-        http2 = self.calls.http2
+        http2 = self.client.http2
         if status is Status.OK:
             http2.send_headers(self.stream_id, _DONE, end_stream=True)
         else:
@@ -523,4 +510,4 @@ class Call(Struct, eq=False):
             http2.send_headers(self.stream_id, said if self.is_answered else _ANSWER + said, end_stream=True)
             if self.stream_id in http2.streams:  # it goes on sending what nobody reads
                 http2.reset_stream(self.stream_id, ErrorCodes.NO_ERROR)
-        self.calls.connection.flush()
+        self.client.connection.flush()
