@@ -133,12 +133,13 @@ class Allocator:
         grants = await self._all_still(name, grants, told)
         edits = self.edits(resource, grants)
         with _blaming("edits", resource, grants):
-            if self._cdi is not None:
+            by_name = resource.spec.edits != "inline" or edits.cdi_devices or edits.annotations
+            if self._cdi is not None and by_name:
                 edits = await self._cdi.answer(resource, grants, edits)
-                if self._configured(name) != resource:
-                    raise AllocationRefused(f"{name} was configured anew a moment ago. Create the pod again.")
                 # a list may have gone out while the specification was written
                 await self._all_still(name, grants, told)
+            if self._configured(name) != resource:
+                raise AllocationRefused(f"{name} was configured anew a moment ago. Create the pod again.")
             return wire.encode_allocate([edits]), grants
 
     async def make_ready(
