@@ -73,12 +73,6 @@ class StandbyLostError(Exception):
     """The standby is gone: this agent has to answer the kubelet's calls again."""
 
 
-def fixed_path(plugin_dir: Path, resource: str) -> str:
-    """Where an agent that does not speak as we do has a resource's socket, relative to the plugin directory."""
-    room = limits.SOCKET_PATH_LIMIT - len(os.fsencode(plugin_dir / limits.SOCKET_DIRECTORY)) - 1
-    return f"{limits.SOCKET_DIRECTORY}/{limits.socket_name(resource, room)}"
-
-
 class End(enum.StrEnum):
     """What became of a stream that the agent before us was to end."""
 
@@ -245,7 +239,7 @@ class Relay:
 
     def is_there(self, resource: str, path: str) -> None:
         """The standby serves this resource at that path; empty: where it has a fixed one."""
-        self._paths[resource] = path or fixed_path(self._plugin_dir, resource)
+        self._paths[resource] = path or limits.endpoint(self._plugin_dir, resource, fixed=True)
         self._is_there[resource].set()
 
     def close(self) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
@@ -23,7 +22,7 @@ import structlog
 from grpclib.const import Cardinality, Handler, Status
 
 from agent.kubelet import wire
-from agent.kubelet.handover_socket import End, Predecessor, fixed_path
+from agent.kubelet.handover_socket import End, Predecessor
 from agent.kubelet.kubelet_socket import Kubelet, RegistrationError, UnreachableError
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.transport.server import SocketServer, refusal
@@ -64,7 +63,7 @@ class _Socket(SocketServer):
     def __init__(self, plugin: Plugin, directory: Path, endpoint: str = "") -> None:
         """`endpoint` is its path in the plugin directory; by default one that was never used (A12)."""
         self._plugin = plugin
-        self.endpoint = endpoint or _unused_path(directory, plugin.resource)
+        self.endpoint = endpoint or limits.endpoint(directory, plugin.resource)
         self.used_in = 0
         """The kubelet's generation in which it was registered; 0: not yet."""
         self.is_answered = False
@@ -380,7 +379,7 @@ class Registrar:
 
         A registration whose options call fails does that, at whatever path; from 1.37 on it does nothing at a path of its own.
         """
-        endpoint = _unused_path(self._directory, self.plugin.resource)
+        endpoint = limits.endpoint(self._directory, self.plugin.resource)
         server = SocketServer([_Refusing(self.plugin.resource)], self._directory / endpoint)
         await self._open(server)
         try:
@@ -406,7 +405,8 @@ class Registrar:
 
     async def _serve_at_fixed_path(self) -> None:
         """Serve what the agent before us passes on, and make the kubelet forget its client, as it leaves that to us."""
-        server = _Socket(self.plugin, self._directory, fixed_path(self._directory, self.plugin.resource))
+        endpoint = limits.endpoint(self._directory, self.plugin.resource, fixed=True)
+        server = _Socket(self.plugin, self._directory, endpoint)
         server.used_in, server.is_superseded = self._kubelet.generation, True
         await self._open(server)
         self._earlier.append(server)
@@ -476,9 +476,3 @@ class _Refusing:
         raise refusal(
             Status.UNAVAILABLE, f"{self._resource} is about to be served by another registration of Fairlead's"
         )
-
-
-def _unused_path(plugin_dir: Path, resource: str) -> str:
-    """A path for a socket that none has had, relative to the plugin directory."""
-    room = limits.SOCKET_PATH_LIMIT - len(os.fsencode(plugin_dir / limits.SOCKET_DIRECTORY)) - 1
-    return f"{limits.SOCKET_DIRECTORY}/{limits.unique_socket_name(resource, room)}"

@@ -122,9 +122,12 @@ def socket_name(resource: str, room: int = _USUAL_ROOM) -> str:
     return base64.b32encode(digest).decode().rstrip("=").lower() + _SUFFIX
 
 
-def unique_socket_name(resource: str, room: int = _USUAL_ROOM) -> str:
-    """A file name for a resource's socket that no other socket of it had: before the name stand random digits."""
-    return f"{os.urandom(_UNIQUE_BYTES).hex()}-{socket_name(resource, room - _UNIQUE)}"
+def endpoint(plugin_dir: Path, resource: str, *, fixed: bool = False) -> str:
+    """A path for a resource's socket, relative to the plugin directory: one that no socket had, unless it is to be `fixed`."""
+    room = SOCKET_PATH_LIMIT - len(os.fsencode(plugin_dir / SOCKET_DIRECTORY)) - 1
+    if fixed:
+        return f"{SOCKET_DIRECTORY}/{socket_name(resource, room)}"
+    return f"{SOCKET_DIRECTORY}/{os.urandom(_UNIQUE_BYTES).hex()}-{socket_name(resource, room - _UNIQUE)}"
 
 
 def plugin_directory_problem(directory: Path) -> str | None:

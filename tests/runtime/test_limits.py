@@ -84,15 +84,15 @@ def test_a_socket_is_named_after_its_resource() -> None:
 
 @given(_RESOURCES)
 def test_the_usual_plugin_directory_has_room_for_every_socket(resource: str) -> None:
-    path = Path("/var/lib/kubelet/device-plugins", limits.SOCKET_DIRECTORY, limits.unique_socket_name(resource))
-    assert len(bytes(path)) <= limits.SOCKET_PATH_LIMIT
+    plugin_dir = Path("/var/lib/kubelet/device-plugins")
+    assert len(bytes(plugin_dir / limits.endpoint(plugin_dir, resource))) <= limits.SOCKET_PATH_LIMIT
 
 
 def test_a_plugin_directory_is_refused_exactly_when_nothing_could_listen_there(tmp_path: Path) -> None:
     longest = tmp_path / ("d" * (75 - len(bytes(tmp_path)) - 1))
     inside = longest / limits.SOCKET_DIRECTORY
     inside.mkdir(parents=True)
-    listen(inside / limits.unique_socket_name("a/" + "g" * 63, room=22)).close()
+    listen(longest / limits.endpoint(longest, "a/" + "g" * 63)).close()
     assert limits.plugin_directory_problem(longest) is None
     problem = limits.plugin_directory_problem(longest.with_name(longest.name + "d"))
     assert problem is not None
