@@ -257,7 +257,7 @@ class Relay:
             AllocationRefused: with the standby's sentence for the pod's owner.
             StandbyLostError: nobody has answered.
         """
-        return await self._ask(resource, "Allocate", wire.encode_allocate_call(ids))
+        return await self._ask(resource, "Allocate", wire.encode_preferred([ids]))
 
     async def pre_start(self, resource: str, ids: Sequence[str]) -> None:
         """Ask whether a container may start with these IDs.

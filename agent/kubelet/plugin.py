@@ -400,21 +400,21 @@ class Plugin:
 
     async def _allocate(self, stream: Stream[wire.Encoded, Any]) -> None:
         began = time.monotonic()
-        call = await self._receive(stream, wire.AllocateCall.parse)
+        containers = await self._receive(stream, wire.read_allocate)
         self.allocating += 1
-        self.asked += any(device_id in self._sent for ids in call.containers for device_id in ids)
+        self.asked += any(device_id in self._sent for ids in containers for device_id in ids)
         try:
-            given = [await self._give(ids) for ids in call.containers]
+            given = [await self._give(ids) for ids in containers]
             await stream.send_message(wire.Encoded(b"".join(given)))  # messages one after the other are merged
-            asyncio.get_running_loop().call_soon(self._tell_allocated, call)  # once the reply has left
+            asyncio.get_running_loop().call_soon(self._tell_allocated, containers)  # once the reply has left
         finally:
             self._counts.allocating.observe(time.monotonic() - began)
             self.allocating -= 1
             if self.awaited:
                 self.on_call()
 
-    def _tell_allocated(self, call: wire.AllocateCall) -> None:
-        for ids in call.containers:
+    def _tell_allocated(self, containers: Sequence[Sequence[str]]) -> None:
+        for ids in containers:
             log.info("allocated", resource=self.resource, ids=sorted(set(ids)))
 
     async def _until_back(self, ids: Sequence[str]) -> None:
@@ -474,19 +474,19 @@ class Plugin:
 
     async def _prefer(self, stream: Stream[wire.Encoded, Any]) -> None:
         began = time.monotonic()
-        call, size = await self._receive(stream, lambda data: (wire.PreferredCall.parse(data), len(data)))
+        containers, size = await self._receive(stream, lambda data: (wire.read_preferred(data), len(data)))
         preferred = [
             await (self._aside(size, plain, request) if self._prefer_ids is None else self._prefer_ids(request))
-            for request in call.containers
+            for request in containers
         ]
         await stream.send_message(await self._aside(size, wire.encode_preferred, preferred))
         self._counts.preferring.observe(time.monotonic() - began)
 
     async def _pre_start(self, stream: Stream[wire.Encoded, wire.Encoded]) -> None:
-        call = await self._receive(stream, wire.IdsCall.parse)
+        ids = await self._receive(stream, wire.read_ids)
         if self._check_start is not None:
             try:
-                await self._let_start(self._check_start, call.ids)
+                await self._let_start(self._check_start, ids)
             except AllocationRefused as refused:
                 raise refusal(Status.FAILED_PRECONDITION, refused.sentence) from None
         await stream.send_message(wire.Encoded())  # PreStartContainerResponse has no fields

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from grpclib.encoding.base import CodecBase
@@ -314,20 +314,13 @@ def _signed(value: int) -> int:
 # --- AllocateRequest{container_requests=1}; ContainerAllocateRequest{devices_ids=1} ---
 
 
-class AllocateCall(Struct, frozen=True):
-    """An AllocateRequest: the IDs that each container asks for."""
+def read_allocate(data: bytes) -> tuple[tuple[str, ...], ...]:
+    """An AllocateRequest: the IDs that each container asks for.
 
-    containers: tuple[tuple[str, ...], ...]
-
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Read a request."""
-        return cls(_each_containers_ids(messages(data, 1)))
-
-
-def encode_allocate_call(ids: Sequence[str]) -> Encoded:
-    """The AllocateRequest of one container that asks for these IDs."""
-    return encode_preferred([ids])  # the two are the same on the wire
+    Raises:
+        MalformedError: it is none, or asks for more than `MOST_IDS` or `MOST_CONTAINERS`.
+    """
+    return _each_containers_ids(messages(data, 1))
 
 
 # --- PreferredAllocationRequest{container_requests=1} with {available=1, must_include=2, size=3} ---
@@ -341,22 +334,16 @@ class PreferredRequest(Struct, frozen=True):
     size: int
 
 
-class PreferredCall(Struct, frozen=True):
-    """A PreferredAllocationRequest."""
+def read_preferred(data: bytes) -> tuple[PreferredRequest, ...]:
+    """A PreferredAllocationRequest, by containers; 10,000 IDs take 37 ms in betterproto.
 
-    containers: tuple[PreferredRequest, ...]
-
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Read a request; 10,000 IDs take 37 ms in betterproto.
-
-        Raises:
-            MalformedError: it is none, or there are more containers than `MOST_CONTAINERS`.
-        """
-        containers = tuple(itertools.islice(messages(data, 1), MOST_CONTAINERS + 1))
-        if len(containers) > MOST_CONTAINERS:
-            raise MalformedError(f"it names more than {MOST_CONTAINERS} containers")
-        return cls(tuple(_parse_preferred(container) for container in containers))
+    Raises:
+        MalformedError: it is none, or there are more containers than `MOST_CONTAINERS`.
+    """
+    containers = tuple(itertools.islice(messages(data, 1), MOST_CONTAINERS + 1))
+    if len(containers) > MOST_CONTAINERS:
+        raise MalformedError(f"it names more than {MOST_CONTAINERS} containers")
+    return tuple(_parse_preferred(container) for container in containers)
 
 
 def _parse_preferred(container: bytes) -> PreferredRequest:
@@ -372,22 +359,21 @@ def _parse_preferred(container: bytes) -> PreferredRequest:
 
 
 def encode_preferred(containers: Iterable[Iterable[str]]) -> Encoded:
-    """The PreferredAllocationResponse{container_responses=1} with {deviceIDs=1}."""
+    """The PreferredAllocationResponse{container_responses=1} with {deviceIDs=1}; an AllocateRequest is the same on the wire."""
     return Encoded(b"".join(_field(1, encode_ids(ids)) for ids in containers))
 
 
 # --- PreStartContainerRequest{devices_ids=1} ---
 
 
-class IdsCall(Struct, frozen=True):
-    """A PreStartContainerRequest."""
+def read_ids(data: bytes) -> tuple[str, ...]:
+    """The IDs of a PreStartContainerRequest.
 
-    ids: tuple[str, ...]
-
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Read a request."""
-        return cls(*_each_containers_ids([data]))
+    Raises:
+        MalformedError: it is none, or there are more than `MOST_IDS`.
+    """
+    (ids,) = _each_containers_ids([data])
+    return ids
 
 
 def encode_ids(ids: Iterable[str]) -> Encoded:

@@ -60,7 +60,7 @@ def _agent(machine: Machine) -> _Side:
     slots = machine.slots()
 
     def side(request: bytes) -> bytes:
-        (wish,) = wire.PreferredCall.parse(request).containers
+        (wish,) = wire.read_preferred(request)
         return wire.encode_preferred(
             [choose(slots, machine.links, "spread", wish.available, wish.must_include, wish.size)]
         )

@@ -12,15 +12,14 @@ from agent.kubelet import wire
 from agent.kubelet.api import dra, v1
 from agent.kubelet.api import v1beta1 as api
 from agent.kubelet.wire import (
-    AllocateCall,
     ClaimsCall,
     Codec,
     DeviceList,
+    EmptyCall,
     Encoded,
     MalformedError,
     PluginOptions,
     PodDevices,
-    PreferredCall,
     PreferredRequest,
     PreparedDevice,
     RegistrationStatus,
@@ -29,7 +28,6 @@ from agent.kubelet.wire import (
     device_tail,
     encode_allocatable,
     encode_allocate,
-    encode_allocate_call,
     encode_health,
     encode_ids,
     encode_options,
@@ -42,6 +40,7 @@ from agent.kubelet.wire import (
     join_list,
     list_item,
     pod_devices,
+    read_allocate,
     varint,
 )
 from backends.base import ContainerEdits, HostPath, Mount, Node
@@ -133,7 +132,7 @@ def test_a_registration_is_written_as_betterproto_writes_it(
 @quick
 @given(st.lists(long_text, max_size=5))
 def test_what_is_handed_on_to_a_standby_is_written_as_betterproto_writes_it(ids: list[str]) -> None:
-    assert encode_allocate_call(ids) == bytes(api.AllocateRequest([api.ContainerAllocateRequest(ids)]))
+    assert encode_preferred([ids]) == bytes(api.AllocateRequest([api.ContainerAllocateRequest(ids)]))
     assert encode_ids(ids) == bytes(api.PreStartContainerRequest(ids))
 
 
@@ -141,7 +140,7 @@ def test_what_is_handed_on_to_a_standby_is_written_as_betterproto_writes_it(ids:
 @given(st.lists(st.lists(long_text, max_size=5), max_size=3))
 def test_an_allocate_request_is_read_as_betterproto_wrote_it(containers: list[list[str]]) -> None:
     request = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(ids) for ids in containers])
-    assert AllocateCall.parse(bytes(request)).containers == tuple(map(tuple, containers))
+    assert read_allocate(bytes(request)) == tuple(map(tuple, containers))
 
 
 @quick
@@ -150,8 +149,8 @@ def test_a_preference_request_is_read_as_betterproto_wrote_it(
     containers: list[tuple[list[str], list[str], int]],
 ) -> None:
     wishes = [api.ContainerPreferredAllocationRequest(*each) for each in containers]
-    read = PreferredCall.parse(bytes(api.PreferredAllocationRequest(wishes)))
-    assert read.containers == tuple(PreferredRequest(tuple(a), tuple(m), size) for a, m, size in containers)
+    read = wire.read_preferred(bytes(api.PreferredAllocationRequest(wishes)))
+    assert read == tuple(PreferredRequest(tuple(a), tuple(m), size) for a, m, size in containers)
 
 
 @quick
@@ -213,7 +212,7 @@ def test_a_simulated_kubelet_says_what_can_be_given_out_as_betterproto_would(
     assert written == bytes(v1.AllocatableResourcesResponse(devices))
 
 
-parsers = pytest.mark.parametrize("parse", [DeviceList.parse, AllocateCall.parse, read_pods, read_allocatable])
+parsers = pytest.mark.parametrize("parse", [DeviceList.parse, read_allocate, read_pods, read_allocatable])
 
 
 @parsers
@@ -238,7 +237,7 @@ def test_a_damaged_message_raises_only_what_is_said(parse: Callable[[bytes], obj
 def _sample(parse: Callable[[bytes], object]) -> bytes:
     if parse == DeviceList.parse:
         return bytes(api.ListAndWatchResponse([device("gpu-é", True, 300), device("b", False, None)]))
-    if parse == AllocateCall.parse:
+    if parse == read_allocate:
         return bytes(api.AllocateRequest([api.ContainerAllocateRequest(["gpu-é", "b"])]))
     devices = [v1.ContainerDevices("a/b", ["gpu-é", "b"])]
     if parse == read_allocatable:
@@ -263,13 +262,13 @@ def _sample(parse: Callable[[bytes], object]) -> bytes:
 )
 def test_what_is_wrong_with_a_message_is_said(data: bytes, what: str) -> None:
     with pytest.raises(MalformedError, match=what):
-        AllocateCall.parse(data)
+        read_allocate(data)
 
 
 def test_fields_of_a_newer_kubelet_are_passed_over() -> None:
     fixed64, fixed32, number, bytes_ = b"\x79" + b"1" * 8, b"\x7d" + b"1" * 4, b"\x78\x01", b"\x7a\x01x"
     newer = fixed64 + fixed32 + number + bytes_
-    assert AllocateCall.parse(newer + b"\x0a\x05" + b"\x0a\x01a" + number + newer) == AllocateCall((("a",),))
+    assert read_allocate(newer + b"\x0a\x05" + b"\x0a\x01a" + number + newer) == (("a",),)
     read = DeviceList.parse(newer + wire._field(1, newer + device_head("a") + newer + device_tail(True, 3) + newer))
     assert read.devices == (("a", "Healthy", (3,)),)
 
@@ -293,15 +292,16 @@ def test_the_codec_passes_encoded_bytes_and_messages_and_nothing_else() -> None:
     assert codec.encode(Encoded(b"x"), api.AllocateRequest) == b"x"
     assert codec.encode(message, api.AllocateRequest) == bytes(message)
     assert codec.decode(bytes(message), api.AllocateRequest) == message
-    assert codec.decode(bytes(message), AllocateCall) == AllocateCall((("a",),))
+    assert codec.decode(bytes(message), Encoded) == Encoded(bytes(message))
+    assert codec.decode(b"", EmptyCall) == EmptyCall()
     for wrong in (b"plain bytes", api.Empty(), None):
         with pytest.raises(TypeError, match="expected AllocateRequest or Encoded, got"):
             codec.encode(wrong, api.AllocateRequest)
 
 
-@pytest.mark.parametrize("call", [wire.AllocateCall, wire.IdsCall])
+@pytest.mark.parametrize("parse", [read_allocate, wire.read_ids])
 def test_a_call_that_names_more_devices_than_any_pod_is_not_read_to_its_end(
-    call: type[wire.AllocateCall | wire.IdsCall], monkeypatch: pytest.MonkeyPatch
+    parse: Callable[[bytes], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[bytes] = []
 
@@ -312,15 +312,15 @@ def test_a_call_that_names_more_devices_than_any_pod_is_not_read_to_its_end(
     monkeypatch.setattr(wire, "text", text)
     ids = [f"x{n}" for n in range(60_000)]
     with pytest.raises(MalformedError, match="names more than 20,000 devices"):
-        call.parse(wire.encode_preferred([ids]) if call is wire.AllocateCall else wire.encode_ids(ids))
+        parse(wire.encode_preferred([ids]) if parse is read_allocate else wire.encode_ids(ids))
     assert len(read) == wire.MOST_IDS + 1
-    for parse in (wire.AllocateCall.parse, wire.PreferredCall.parse):
-        assert len(parse(wire.encode_preferred([["a"]] * wire.MOST_CONTAINERS)).containers) == wire.MOST_CONTAINERS
+    for each in (read_allocate, wire.read_preferred):
+        assert len(each(wire.encode_preferred([["a"]] * wire.MOST_CONTAINERS))) == wire.MOST_CONTAINERS
         with pytest.raises(MalformedError, match=r"(or|than) 100 containers"):
-            parse(wire.encode_preferred([[]] * 101))
+            each(wire.encode_preferred([[]] * 101))
     many = tuple(f"x{n}" for n in range(wire.MOST_IDS))
-    assert wire.IdsCall.parse(wire.encode_ids(many)).ids == many
-    assert wire.AllocateCall.parse(wire.encode_preferred([many[:9], many[9:]])).containers == (many[:9], many[9:])
+    assert wire.read_ids(wire.encode_ids(many)) == many
+    assert read_allocate(wire.encode_preferred([many[:9], many[9:]])) == (many[:9], many[9:])
 
 
 names = text.filter(bool)
