@@ -1,18 +1,15 @@
 """Finds the best subset out of nested groups, by what slots are worth alone and in pairs; pure.
 
-A solved part has a table: the most that can be had with none, one, two ... of its slots. Tables of a group are joined size
-by size, which is exact: what two parts are worth to each other depends on the numbers alone. Of a `Web` all combinations are looked at where they
-are few; else it is searched.
+A solved part has a table: the most that can be had with none, one, two ... of its slots. The tables of a group are joined size by
+size, which is exact: what two of its parts are worth to each other depends on the numbers alone. A `Web` is searched.
 """
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
-from heapq import nlargest
-from itertools import accumulate, chain
-from math import prod
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, chain, repeat
 from operator import add, mul
 from types import MappingProxyType
 from typing import Final
@@ -71,31 +68,42 @@ def _members(part: Part) -> list[frozenset[int]]:
 
 
 class _Table(ABC):
-    """A solved part."""
+    """A solved part.
+
+    For n of its slots it has 2 v(n) - w n^2, where v is what they are worth and w what two slots of different parts are worth
+    in the group around it: so the sum over all parts of a group has the pairs between them, too.
+    """
 
     room: int
     """How many slots it has, as far as they could be taken."""
-
+    more: Sequence[int] = ()
+    """What n slots have beyond those within."""
     _values: list[int] | None = None
 
     @property
     def values(self) -> list[int]:
-        """The most that none, one, two ... of its slots are worth; worked out when first needed."""
+        """The most that can be had with none, one, two ... of its slots; worked out when first needed."""
         if self._values is None:  # cached_property takes a lock in Python 3.11: 4 us
-            self._values = self._work_out()
+            within = self._within()
+            self._values = list(map(add, within, self.more)) if self.more else within
         return self._values
 
     @abstractmethod
-    def _work_out(self) -> list[int]:
-        """The values."""
+    def _within(self) -> list[int]:
+        """The values but for `more`."""
 
     @abstractmethod
     def pick(self, size: int) -> Iterator[tuple[int, int]]:
         """The members that make this size, and how many slots of each."""
 
 
-_Known = dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]]
-"""The tables of two parts → that of both together: a machine has many parts that are alike."""
+class _Known(Struct, frozen=True):
+    """What was worked out already: a machine has many parts that are alike."""
+
+    joined: dict[Sequence[Sequence[int]], list[int]] = field(default_factory=dict)
+    """The tables of two parts → that of both together."""
+    searches: dict[Sequence[Sequence[int]], Search] = field(default_factory=dict)
+    """The tables of a web's parts, and what slots of two of them are worth together → its search."""
 
 
 class _Solver(Struct, frozen=True):
@@ -103,84 +111,49 @@ class _Solver(Struct, frozen=True):
     worth: int
     size: int
     gains: Mapping[frozenset[int], Sequence[int]]
-    known: _Known = field(default_factory=dict)
+    known: _Known = field(default_factory=_Known)
 
-    def solve(self, part: Part) -> _Table:
-        table = self._solve(part)
-        if self.gains and (gain := self.gains.get(_members(part)[0])):
-            return _Gaining(table, gain)
+    def solve(self, part: Part, around: int = 0) -> _Table:
+        """`around`: what two slots of different parts are worth in the group that this is a part of."""
+        table: _Table
+        if isinstance(part, int):
+            table, bent = _Single(part, self.members[part], around, self.size), 0
+        elif isinstance(part, Group):
+            own = self.worth * part.affinity
+            table, bent = self._joined([self.solve(one, own) for one in part.parts]), own - around
+        else:
+            weights = [[2 * self.worth * near for near in row] for row in part.affinities]
+            table, bent = _Searched([self.solve(one) for one in part.parts], weights, self.size, self.known), -around
+        gain = self.gains.get(_members(part)[0]) if self.gains else None
+        if bent or gain:
+            table.more = [2 * gain[n] + bent * n * n if gain else bent * n * n for n in range(table.room + 1)]
         return table
 
-    def _solve(self, part: Part) -> _Table:
-        if isinstance(part, int):
-            return _Single(part, self.members[part], self.size)
-        solved = [self.solve(one) for one in part.parts]
-        if isinstance(part, Group):
-            return self._group(solved, self.worth * part.affinity)
-        return _Searched(solved, [[self.worth * near for near in row] for row in part.affinities], self.size)
-
-    def _group(self, solved: Sequence[_Table], weight: int) -> _Table:
-        """With each v(n) bent to 2 v(n) - weight n^2 the pairs between two parts are in the sum of their values."""
-        tables = [_Bent(one, weight) for one in solved]
-        joined: list[_Table] = [table for table in tables if table.room > 1]
+    def _joined(self, tables: Sequence[_Table]) -> _Table:
+        joined = [table for table in tables if table.room > 1]
         joined.sort(key=lambda table: table.values)  # what is alike is joined first, and has to be joined but once
         if singles := [table for table in tables if table.room == 1]:
             joined.insert(0, _Row(singles, self.size))
         while len(joined) > 1:  # by twos, so that long tables are joined but few times
             odd = joined[-1:] if len(joined) % 2 else []
-            pairs = zip(joined[::2], joined[1::2], strict=False)
-            joined = [_Joined(*two, self.size, self.known) for two in pairs] + odd
-        return _Straight(joined[0], weight)
+            joined = [
+                _Joined(*two, self.size, self.known) for two in zip(joined[::2], joined[1::2], strict=False)
+            ] + odd
+        return joined[0]
 
 
 class _Single(_Table):
     """One member."""
 
-    def __init__(self, number: int, member: Member, size: int) -> None:
-        self._number, self._member = number, member
+    def __init__(self, number: int, member: Member, around: int, size: int) -> None:
+        self._number, self._single, self._pair = number, 2 * member.single - member.pair, member.pair - around
         self.room = min(member.room, size)
 
-    def _work_out(self) -> list[int]:
-        single, pair = self._member.single, self._member.pair
-        return [n * single + n * (n - 1) // 2 * pair for n in range(self.room + 1)]
+    def _within(self) -> list[int]:
+        return [n * self._single + n * n * self._pair for n in range(self.room + 1)]
 
     def pick(self, size: int) -> Iterator[tuple[int, int]]:
         yield self._number, size
-
-
-class _Gaining(_Table):
-    """A part of which some slots together add something."""
-
-    def __init__(self, table: _Table, gain: Sequence[int]) -> None:
-        self._table, self._gain = table, gain
-        self.room = table.room
-
-    def _work_out(self) -> list[int]:
-        return list(map(add, self._table.values, self._gain))
-
-    def pick(self, size: int) -> Iterator[tuple[int, int]]:
-        return self._table.pick(size)
-
-
-class _Bent(_Table):
-    """A part on its way into a group with this weight between parts."""
-
-    def __init__(self, table: _Table, weight: int) -> None:
-        self._table, self._weight = table, weight
-        self.room = table.room
-
-    def _work_out(self) -> list[int]:
-        return [2 * value - self._weight * n * n for n, value in enumerate(self._table.values)]
-
-    def pick(self, size: int) -> Iterator[tuple[int, int]]:
-        return self._table.pick(size)
-
-
-class _Straight(_Bent):
-    """A joined group, with its true worth again."""
-
-    def _work_out(self) -> list[int]:
-        return [(value + self._weight * n * n) // 2 for n, value in enumerate(self._table.values)]
 
 
 class _Row(_Table):
@@ -190,7 +163,7 @@ class _Row(_Table):
         self._tables = sorted(tables, key=lambda table: -table.values[1])[:size]
         self.room = len(self._tables)
 
-    def _work_out(self) -> list[int]:
+    def _within(self) -> list[int]:
         return list(accumulate((table.values[1] for table in self._tables), initial=0))
 
     def pick(self, size: int) -> Iterator[tuple[int, int]]:
@@ -199,20 +172,20 @@ class _Row(_Table):
 
 
 class _Joined(_Table):
-    """Two parts, some of each."""
+    """Two parts of a group, some of each."""
 
     def __init__(self, one: _Table, other: _Table, size: int, known: _Known) -> None:
         self._one, self._other, self._known = one, other, known
         self.room = min(one.room + other.room, size)
 
-    def _work_out(self) -> list[int]:
-        key = tuple(self._one.values), tuple(self._other.values)
-        if key not in self._known:
-            self._known[key] = [max(self._sums(size)) for size in range(self.room + 1)]
-        return self._known[key]
+    def _within(self) -> list[int]:
+        known, key = self._known.joined, (tuple(self._one.values), tuple(self._other.values))
+        if key not in known:
+            known[key] = [max(self._sums(size)) for size in range(self.room + 1)]
+        return known[key]
 
     def _sums(self, size: int) -> Iterator[int]:
-        """What it is worth with so many slots in all, by how many of them are of the first part; the most come first."""
+        """What both have with so many slots in all, by how many of them are of the first part; the most come first."""
         one, other = self._one, self._other
         least, most = max(0, size - other.room), min(size, one.room)
         return map(add, one.values[least : most + 1][::-1], other.values[size - most :])
@@ -227,19 +200,15 @@ class _Joined(_Table):
 class _Searched(_Table):
     """The parts of a `Web`, some of each."""
 
-    def __init__(self, parts: Sequence[_Table], weights: Sequence[Sequence[int]], size: int) -> None:
-        self._parts, self._weights = parts, weights
+    def __init__(self, parts: Sequence[_Table], weights: Sequence[Sequence[int]], size: int, known: _Known) -> None:
+        self._parts = parts
         self.room = min(sum(part.room for part in parts), size)
+        key = tuple(tuple(row) for row in (*(part.values for part in parts), *weights))
+        if key not in known.searches:
+            known.searches[key] = Search(key[: len(parts)], weights)
+        self._best = known.searches[key].best
 
-    @cached_property
-    def _best(self) -> Callable[[int], tuple[int, Sequence[int]]]:
-        """Size → the worth of the best, and how many of each part make it."""
-        tables = [part.values for part in self._parts]
-        if are_few(tables):
-            return enumerate_all(tables, self._weights).__getitem__
-        return cache(Search(tables, self._weights).best)
-
-    def _work_out(self) -> list[int]:
+    def _within(self) -> list[int]:
         return [self._best(size)[0] for size in range(self.room + 1)]
 
     def pick(self, size: int) -> Iterator[tuple[int, int]]:
@@ -247,56 +216,7 @@ class _Searched(_Table):
             yield from part.pick(number)
 
 
-# --- all combinations, where they are few; pure ---
-#
-# For few of them this is faster than `search`, and it gives all sizes at once.
-
-_MOST_COMBINATIONS: Final = 1024  # combinations; 1 us each
-
-
-def are_few(tables: Sequence[Sequence[int]]) -> bool:
-    """Are all combinations of these parts few enough?"""
-    return prod(map(len, tables)) <= _MOST_COMBINATIONS
-
-
-def enumerate_all(
-    tables: Sequence[Sequence[int]], weights: Sequence[Sequence[int]]
-) -> Mapping[int, tuple[int, Sequence[int]]]:
-    """Size → what the best of that size is worth, and how many slots of each part make it.
-
-    Args:
-        tables: of each part, the worth of none, one, two ... of its slots.
-        weights: what slots of two parts are worth together.
-    """
-    values, sizes = [0], [0]
-    for part, table in enumerate(tables):
-        near = [0]  # what one slot of this part is worth to each combination of those before it
-        for before in range(part):
-            weight = weights[part][before]
-            near = [value + number * weight for number in range(len(tables[before])) for value in near]
-        values = [
-            value + worth + number * gain
-            for number, worth in enumerate(table)
-            for value, gain in zip(values, near, strict=True)
-        ]
-        sizes = [size + number for number in range(len(table)) for size in sizes]
-    best: dict[int, int] = {}
-    for combination, size in enumerate(sizes):
-        if size not in best or values[combination] > values[best[size]]:
-            best[size] = combination
-    return {size: (values[best[size]], _counts_of(best[size], tables)) for size in sorted(best)}
-
-
-def _counts_of(combination: int, tables: Sequence[Sequence[int]]) -> Sequence[int]:
-    """Its number has a digit for each part, the first part's the lowest."""
-    counts = []
-    for table in tables:
-        combination, count = divmod(combination, len(table))
-        counts.append(count)
-    return counts
-
-
-# --- the best subset of one size by branch and bound; pure ---
+# --- a web: branch and bound ---
 #
 # Up to `EXACT` slots what it finds is proved to be the best. Beyond that it stops when its effort is spent, with the
 # best so far: never worse than taking the best one at a time and then exchanging one for another.
@@ -321,25 +241,29 @@ class Search:
         ]
         self._rooms = [len(table) - 1 for table in tables]
         self._room_from = [sum(self._rooms[part:]) for part in range(len(tables) + 1)]
-        self._hulls = [_hull(table) for table in tables]
         self._is_exact = self._room_from[0] <= EXACT
-        self._near = [self._nearest(first) for first in (self._parts if self._is_exact else range(1))]
-        self._effort = _EFFORT
+        self._effort = sys.maxsize if self._is_exact else _EFFORT
+        steps = [[2 * step for step in _hull(table)] for table in tables]
+        every = self._nearest(0)
+        near = [self._nearest(part) if self._is_exact else every[part:] for part in self._parts]
+        self._reach = [list(zip(rows, steps[part:], strict=True)) for part, rows in enumerate(near)]
+        self._grown: list[Counts] = [[0] * len(tables)]  # by size, the best taken one at a time
+        self._found: dict[int, tuple[int, Counts]] = {}
 
     def _nearest(self, first: int) -> list[list[int]]:
-        """Of each part: the most that 0, 1, 2 ... slots of others, from part `first` on, are worth to one of its slots."""
-        rows = [
-            [weight for other in self._parts[first:] if other != part for weight in [row[other]] * self._rooms[other]]
-            for part, row in enumerate(self._weights)
-        ]
+        """Of each part from `first` on: the most that 0, 1, 2 ... slots of these parts are worth to one of its slots."""
+        rooms = self._rooms[first:]
+        rows = [chain.from_iterable(map(repeat, row[first:], rooms)) for row in self._weights[first:]]
         return [[0, *accumulate(sorted(row, reverse=True))] for row in rows]
 
     def best(self, size: int) -> tuple[int, Counts]:
         """The best of this size, and its worth; there must be as many slots."""
-        self._counts = self._exchanged(self._greedy(size))
-        self._worth = self._worth_of(self._counts)
-        self._descend(0, size, 0, [0] * len(self._parts), [])
-        return self._worth, self._counts
+        if size not in self._found:
+            self._counts = self._greedy(size) if self._is_exact else self._exchanged(self._greedy(size))
+            self._worth = self._worth_of(self._counts)
+            self._descend(0, size, 0, [0] * len(self._parts), [])
+            self._found[size] = self._worth, self._counts
+        return self._found[size]
 
     def _worth_of(self, counts: Counts) -> int:
         singles: int = sum(table[number] for table, number in zip(self._tables, counts, strict=True))
@@ -352,7 +276,7 @@ class Search:
 
     def _is_spent(self, effort: int) -> bool:
         self._effort -= effort
-        return self._effort < 0 and not self._is_exact
+        return self._effort < 0
 
     # --- a good one to begin with ---
 
@@ -365,17 +289,17 @@ class Search:
         ]
 
     def _greedy(self, size: int) -> Counts:
-        counts, near = [0] * len(self._parts), [0] * len(self._parts)
-        for _ in range(size):
-            steps = self._steps(counts)
-            gains = [step + near[part] for step, part in steps]
-            taken = steps[gains.index(max(gains))][1]
-            counts[taken] += 1
-            near = list(map(add, near, self._weights[taken]))
-        return counts
+        while len(self._grown) <= size:
+            counts = [*self._grown[-1]]
+            near = self._towards(counts)
+            _, taken = max(((step + near[part], -part) for step, part in self._steps(counts)))
+            counts[-taken] += 1
+            self._grown.append(counts)
+        return self._grown[size]
 
     def _exchanged(self, counts: Counts) -> Counts:
         """Give one slot for another as long as that is worth more."""
+        counts = [*counts]
         while any(counts) and not self._is_spent(len(counts) ** 2 // 2):
             near = self._towards(counts)
             gain, given, taken = max(
@@ -425,12 +349,11 @@ class Search:
         Each slot is given the slots that are nearest to it, whatever the others choose; half of each pair is its own.
         """
         offers: list[int] = []
-        nearest = self._near[part if self._is_exact else 0]
-        for number, gain in enumerate(gains, part):
-            near = nearest[number]
-            halves = 2 * gain + near[min(size, len(near)) - 1]
-            offers += [2 * step + halves for step in self._hulls[number][:size]]
-        return worth + sum(nlargest(size, offers)) // 2
+        for (near, steps), gain in zip(self._reach[part], gains, strict=True):
+            halves = 2 * gain + near[size - 1]
+            offers += [step + halves for step in steps[:size]]
+        offers.sort(reverse=True)
+        return worth + sum(offers[:size]) // 2
 
 
 def _hull(table: Sequence[int]) -> list[int]:

@@ -121,7 +121,7 @@ def test_shared_devices_are_placed_as_well_as_by_exhaustive_search(
 @given(st.randoms(use_true_random=False))
 def test_devices_linked_at_random_are_placed_as_well_as_by_exhaustive_search(rng: random.Random) -> None:
     slots = Slots()
-    for number in range(12):  # more than `enumerating` looks at
+    for number in range(12):
         slots.switch(1, number % 2)
     links = [Link(link.one, link.other, rng.randrange(4)) for link in all_linked(range(12), 1)]
     machine = Machine(slots.found, links)
