@@ -1,4 +1,7 @@
-"""On recordings of real machines every backend looks at everything: all hardware is offered, or a sentence says why not."""
+"""On recordings of real machines every backend looks at everything: all hardware is offered, or a sentence says why not.
+
+What `fairlead suggest` writes for each is valid.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -157,9 +161,23 @@ class Machine:
         return [name for key, name in hardware if key not in offered and name not in told]
 
 
-@pytest.mark.parametrize("name", recorded())
-def test_all_hardware_of_a_recorded_machine_is_offered_or_a_sentence_says_why_not(name: str, tmp_path: Path) -> None:
-    machine = Machine.recorded(name, tmp_path)
+@pytest.fixture(scope="module", params=recorded())
+def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """Each in turn; to unpack one takes many times as long as all that is asked of it."""
+    root = tmp_path_factory.mktemp("m")
+    yield Machine.recorded(request.param, root)
+    shutil.rmtree(root)
+
+
+def test_what_is_suggested_for_a_recorded_machine_is_valid(machine: Machine) -> None:
+    machine.root.joinpath("config.toml").write_text(HOST.format(root=machine.root))
+    suggested = machine.root / "suggested.toml"
+    suggested.write_text(machine.run("suggest"))
+    result = CliRunner().invoke(fairlead, ["validate", str(suggested)])
+    assert result.exit_code == 0, result.output
+
+
+def test_all_hardware_of_a_recorded_machine_is_offered_or_a_sentence_says_why_not(machine: Machine) -> None:
     counted = machine.counted
     functions = {address: it for address, it in counted["pci"].items() if it["class"] != "000000"}  # or not recorded
     gpus = {

@@ -15,9 +15,7 @@ from agent.cli.suggest import PROPOSALS
 from agent.config import load
 from tests.backends.machines import CONTROLS, H100, nvidia_gpu
 from tests.backends.rdma_trees import RDMA_CM, adapter
-from tests.backends.test_recordings import recorded
-from tests.backends.trees import planted_host, recorded_host
-from tests.needs import CORPUS
+from tests.backends.trees import planted_host
 
 
 def run(*arguments: str) -> Result:
@@ -102,13 +100,3 @@ def test_without_a_configuration_the_machine_is_shown(tmp_path: Path, monkeypatc
     assert "There is no configuration file" in shown
     assert "`fairlead suggest > config.toml`" in shown
     assert "proposals" in json.loads(run("discover", "--json").stdout)
-
-
-@pytest.mark.skipif(not CORPUS.is_dir(), reason="the recordings of machines are not beside the checkout")
-@pytest.mark.parametrize("name", recorded())
-def test_what_is_suggested_for_a_recorded_machine_is_valid(name: str, tmp_path: Path) -> None:
-    recorded_host(tmp_path, name)
-    file = tmp_path / "config.toml"
-    file.write_text(run("suggest", "--config", host(tmp_path)).stdout)
-    valid = run("validate", str(file))
-    assert valid.exit_code == 0, valid.output
