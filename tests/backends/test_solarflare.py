@@ -18,7 +18,6 @@ from backends.base import (
     HostPath,
     Known,
     LinkChange,
-    OptionsError,
     PathChange,
     Released,
     Resource,
@@ -208,17 +207,3 @@ def test_events_lead_to_the_cards_that_they_are_about(tmp_path: Path) -> None:
     assert found.affects(Uevent("move", "net", f"{of_one}/net/ens1f0np0"), known) == {ONE}
     assert found.affects(Uevent("bind", "pci", of_one), known) == {ONE}
     assert found.affects(Uevent("add", "net", "/devices/pci0000:00/0000:00:03.0/net/eth0"), known) == set()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "path"),
-    [
-        (resource(libraries=("usr/lib",)), ("libraries", 0)),
-        (resource(device_info=True, replicas=2), ("device_info",)),
-        (Resource("solarflare/{ifname}", resource().spec), ("name",)),
-    ],
-)
-def test_impossible_options_are_refused(wrong: SolarflareResource, path: tuple[str | int, ...]) -> None:
-    with pytest.raises(OptionsError) as caught:
-        Solarflare.check(wrong)
-    assert caught.value.path == path

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from backends import stub
-from backends.base import Grant, Host, HostPath, OptionsError, PathChange, Resource, ResourceSpec, Uevent, Verdict
+from backends.base import Grant, Host, HostPath, PathChange, Resource, ResourceSpec, Uevent, Verdict
 from backends.interface.known_devices import Known
 from backends.stub import Stub, StubDevice, StubOptions, StubResource
 from tests.backends.trees import planted_host
@@ -100,21 +100,6 @@ def test_bytes_that_are_no_text_do_no_harm(tmp_path: Path) -> None:
     assert states(backend) == {"stub-0": []}
 
 
-@pytest.mark.parametrize(
-    ("options", "path"),
-    [
-        (StubOptions(-1), ("devices",)),
-        (StubOptions([StubDevice(), StubDevice(-1)]), ("devices", 1, "count")),
-        (StubOptions([StubDevice(numa_node=-1)]), ("devices", 0, "numa_node")),
-        (StubOptions(1, "health"), ("file",)),
-    ],
-)
-def test_impossible_options_are_refused_with_their_key(options: StubOptions, path: tuple[str | int, ...]) -> None:
-    with pytest.raises(OptionsError) as refused:
-        Stub.check(Resource("example.com/stub", ResourceSpec("stub", options)))
-    assert refused.value.path == path
-
-
 def test_options_are_read_from_the_config() -> None:
     assert msgspec.convert({"devices": 2, "file": FILE}, StubOptions) == StubOptions(2, FILE)
     table = {"devices": [{"count": 2, "numa_node": 1, "attributes": {"model": "x"}}]}
@@ -170,11 +155,3 @@ def test_a_flip_among_1000_devices_is_parsed_once_for_all_of_them(tmp_path: Path
     before = stub._parse.cache_info().misses
     assert [key for key, signals in states(backend).items() if signals] == ["stub-7"]
     assert stub._parse.cache_info().misses == before + 1
-
-
-def test_all_that_is_wrong_is_told_at_once() -> None:
-    options = StubOptions([StubDevice(-1), StubDevice(1, numa_node=-2)], file="here")
-    with pytest.raises(ExceptionGroup) as refused:
-        Stub.check(Resource("a/b", ResourceSpec("stub", options)))
-    paths = [error.path for error in refused.value.exceptions if isinstance(error, OptionsError)]
-    assert paths == [("devices", 0, "count"), ("devices", 1, "numa_node"), ("file",)]

@@ -16,14 +16,11 @@ from backends.base import (
     Hint,
     HostPath,
     Known,
-    OptionsError,
     PathChange,
-    Resource,
-    ResourceSpec,
     Uevent,
     Verdict,
 )
-from backends.cex import Apqn, Cex, CexOptions, CexResource, ap_bus
+from backends.cex import Apqn, Cex, ap_bus
 from backends.cex.zcrypt_nodes import mask
 from tests.backends.cex.cex_trees import BUS, MACHINE, backend, card, devices, granted, machine, resource
 from tests.backends.trees import entries, planted_host, spoilt
@@ -309,29 +306,7 @@ def test_a_mask_has_one_bit_counted_from_the_left(bit: int) -> None:
     assert int(text, 16).bit_count() == 1
 
 
-# --- options and events ---
-
-
-@pytest.mark.parametrize(
-    ("wanted", "path"),
-    [
-        (resource("a.com/s", (256, 0)), ("apqns", 0, "adapter")),
-        (resource("a.com/s", (0, -1)), ("apqns", 0, "domain")),
-        (resource("a.com/s", (1, 6), Apqn(1, 6, MACHINE)), ("apqns", 1)),
-        (resource("a.com/s", min_generation=3), ("min_generation",)),
-        (resource("a.com/s", overcommit=0), ("overcommit",)),
-        (resource("a.com/{mode}"), ("name",)),
-    ],
-)
-def test_a_wrong_set_is_refused_with_its_key(wanted: CexResource, path: Any) -> None:
-    with pytest.raises(OptionsError) as raised:
-        Cex.check(wanted)
-    assert raised.value.path == path
-
-
-def test_one_queue_of_two_machines_and_no_queue_at_all_are_right() -> None:
-    Cex.check(resource("a.com/s", Apqn(1, 6, "A"), Apqn(1, 6, "B")))
-    Cex.check(Resource("a.com/s", ResourceSpec("cex", CexOptions([]))))
+# --- events ---
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from backends.base import (
     Grant,
     Host,
     Known,
-    OptionsError,
     Resource,
     ResourceSpec,
     Selector,
@@ -308,51 +307,6 @@ def test_it_stays_in_the_resource_that_chose_it_by_what_can_no_longer_be_seen(tm
     _, before, after = moved(tmp_path, by_link, by_guid)
     assert [of.refuses(before) is None for of in (by_link, by_guid)] == [True, False]
     assert [of.refuses(after) is None for of in (by_link, by_guid)] == [True, False]
-
-
-# --- impossible options ---
-
-
-def complaints(of: InfiniBandResource) -> dict[tuple[str | int, ...], str]:
-    try:
-        InfiniBand.check(of)
-    except OptionsError as error:
-        return {error.path: error.sentence}
-    except ExceptionGroup as group:
-        return {error.path: error.sentence for error in group.exceptions if isinstance(error, OptionsError)}
-    return {}
-
-
-def test_the_defaults_are_right() -> None:
-    assert complaints(resource()) == {}
-
-
-@pytest.mark.parametrize(
-    ("options", "path", "said"),
-    [
-        ({"permissions": "rx"}, ("permissions",), "is 'rx'; it must be made of"),
-        ({"permissions": ""}, ("permissions",), "is ''"),
-        ({"ports": []}, ("ports",), "names no port"),
-        ({"ports": [1, 0]}, ("ports", 1), "is 0; ports are numbered from 1"),
-        ({"name": "rdma/{state}"}, ("name",), "asks for state, which may change, or be out of sight while a pod has"),
-        ({"name": "rdma/{hca}", "shared": 2}, ("shared",), "puts all adapters behind the same tokens"),
-        ({"counters": ("symbol_error", "../state")}, ("counters", 1), "'../state' is no counter"),
-        ({"shared": 0}, ("shared",), "is 0; it must be from 1"),
-        ({"shared": 2, "replicas": 2}, ("replicas",), "is beside shared"),
-        ({"shared": 2, "select": [{"state": ("ACTIVE",)}]}, ("select",), "chooses by state, which only"),
-        ({"shared": 2, "exclude": [{"rate": ("10",)}]}, ("exclude",), "chooses by rate, which only"),
-    ],
-)
-def test_what_no_hardware_could_make_right_is_refused(
-    options: dict[str, Any], path: tuple[str | int, ...], said: str
-) -> None:
-    found = complaints(resource(**options))
-    assert list(found) == [path]
-    assert said in found[path]
-
-
-def test_all_that_is_wrong_is_told_at_once() -> None:
-    assert set(complaints(resource(ports=[], permissions="x"))) == {("ports",), ("permissions",)}
 
 
 def test_a_late_module_is_seen_when_it_comes(tmp_path: Path) -> None:

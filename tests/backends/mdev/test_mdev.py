@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agent.claims.foreign_claims import leads_to
 from agent.inventory.inventory import Inventory
-from backends.base import Grant, Hint, HostPath, Known, LinkChange, OptionsError, PathChange, Resource, Uevent, Verdict
+from backends.base import Grant, Hint, HostPath, Known, LinkChange, PathChange, Uevent, Verdict
 from backends.mdev import Mdev
 from backends.vfio import Vfio
 from tests.backends.mdev.mdev_trees import (
@@ -36,7 +34,6 @@ from tests.backends.mdev.mdev_trees import (
     vfio_ap,
 )
 from tests.backends.pci_trees import function
-from tests.backends.trees import entries, spoilt
 from tests.backends.vfio import vfio_node
 
 VGPU = made(T4_PATH, FIRST, "nvidia-230", 77)
@@ -145,21 +142,6 @@ def test_a_type_whose_name_is_garbage_goes_by_its_id(tmp_path: Path, name: bytes
     assert only(found).attributes["type_name"] == ("nvidia-230",)
 
 
-def test_garbage_in_sysfs_raises_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
-    root = tmp_path_factory.mktemp("tree")
-    found = backend(root, t4() + i915() + mtty() + VGPU + made(MTTY_PATH, SECOND, "mtty-1", 5))
-    files = entries(root / "sys")
-
-    @settings(max_examples=60)
-    @given(st.integers(0, 1 << 16), st.sampled_from([0.05, 0.3, 0.8]))
-    def check(seed: int, share: float) -> None:
-        with spoilt(root, files, seed, share):
-            for device in devices(found):
-                assert all(signal.hardware in device.hardware | device.depends for signal in found.probe(device))
-
-    check()
-
-
 # --- how it is ---
 
 
@@ -197,12 +179,6 @@ def test_a_pod_that_kubevirts_own_plugin_gave_one_to_is_found_by_its_uuid_or_its
     leads = leads_to([only(backend(tmp_path, t4() + VGPU))])
     assert leads[FIRST] == leads["/dev/vfio/77"] == {f"mdev:{FIRST}"}
     assert "/dev/vfio/vfio" not in leads
-
-
-def test_more_than_one_token_of_one_is_refused() -> None:
-    spec = resource().spec
-    with pytest.raises(OptionsError, match="one virtual machine at a time"):
-        Mdev.check(Resource("a.com/b", type(spec)("mdev", spec.options, replicas=2)))
 
 
 # --- events ---

@@ -5,15 +5,14 @@ from __future__ import annotations
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from backends.base import AllocationRefused, Device, Grant, OptionsError, Released, Resource, ResourceSpec, Selector
-from backends.mdev import Mdev, MdevOptions, MdevResource
+from backends.base import AllocationRefused, Device, Grant, Released
+from backends.mdev import Mdev, MdevResource
 from tests.backends.crashes import Crash
 from tests.backends.kernel_calls import kernel_calls
 from tests.backends.mdev.mdev_kernel import MdevKernel
@@ -174,20 +173,6 @@ def test_no_more_are_offered_than_a_list_can_bear(tmp_path: Path) -> None:
     found, _ = node(tmp_path)
     plant(tmp_path, f"sys/devices/{T4_PATH}/mdev_supported_types/nvidia-230/available_instances = 65536")
     assert len(offered(found, SMALL)) == 256
-
-
-@pytest.mark.parametrize(
-    ("select", "path"),
-    [
-        ((), ("select",)),
-        (({"parent": (T4,)},), ("select", 0)),
-        (({"type": ("a",)}, {"type": ("b",), "uuid": (SECOND,)}), ("select", 1, "uuid")),
-    ],
-)
-def test_what_is_to_be_made_must_be_said(select: tuple[Selector, ...], path: Any) -> None:
-    with pytest.raises(OptionsError) as raised:
-        Mdev.check(Resource("a.com/b", ResourceSpec("mdev", MdevOptions(create=True), select=select)))
-    assert raised.value.path == path
 
 
 class Pods(RuleBasedStateMachine):

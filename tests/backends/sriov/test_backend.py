@@ -20,7 +20,6 @@ from backends.base import (
     Grant,
     Host,
     Known,
-    OptionsError,
     Released,
     Resource,
     ResourceSpec,
@@ -486,21 +485,3 @@ def test_a_pod_is_refused_a_card_that_the_default_route_leads_through_by_now(tmp
     (tmp_path / "proc/1/net/route").write_text(f"Iface\n{line}")
     with pytest.raises(AllocationRefused, match="carries the default route, through ens1f0"):
         found.claim(found.resources[0], [Grant(device.key, device)])
-
-
-# --- options ---
-
-
-@pytest.mark.parametrize(
-    ("wrong", "path"),
-    [
-        (resource(replicas=2), ("replicas",)),
-        (resource(rdma=True, vdpa="vhost"), ("vdpa",)),
-        (resource(device_type="accelerator", vhost_net=True), ("vhost_net",)),
-        (resource(name="a.b/{pf}"), ("name",)),
-    ],
-)
-def test_impossible_options_are_refused(wrong: SriovResource, path: tuple[str | int, ...]) -> None:
-    with pytest.raises(OptionsError) as caught:
-        Sriov.check(wrong)
-    assert caught.value.path == path

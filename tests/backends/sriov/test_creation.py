@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from backends.base import AllocationRefused, Device, Grant, Host, HostPath, NotReady, OptionsError
+from backends.base import AllocationRefused, Device, Grant, Host, HostPath, NotReady
 from backends.linux.kernel import Kernel
 from backends.linux.pci import functions as pci
 from backends.sriov import Sriov, SriovResource
@@ -217,18 +216,3 @@ def _attempt(root: Path, attempt: Attempt, *, autoprobe: bool) -> None:
         assert after == before
     else:
         assert after == (0, before[1] if autoprobe else "1")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "path"),
-    [
-        (making(create={CARD.netdev: 0}), ("create", CARD.netdev)),
-        (making(autoprobe=False, create={}), ("autoprobe",)),
-        (replace(making(), name="a.b/{device}"), ("create",)),
-        (making(device_type="accelerator"), ("create",)),
-    ],
-)
-def test_impossible_requests_are_refused(wrong: SriovResource, path: tuple[str | int, ...]) -> None:
-    with pytest.raises(OptionsError) as caught:
-        Sriov.check(wrong)
-    assert caught.value.path == path

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from backends.base import ALL, Device, Host, HostPath, Known, LinkChange, PathChange, Uevent, Verdict
+from backends.base import ALL, Device, HostPath, Known, LinkChange, PathChange, Uevent, Verdict
 from backends.sriov import Sriov
 from tests.backends.pci_trees import function
-from tests.backends.rdma_trees import RDMA_CM
-from tests.backends.sriov.sriov_trees import CONNECTX, E810, ROUTES, small, vdpa_device, vfio_function
+from tests.backends.sriov.sriov_trees import E810, small, vfio_function
 from tests.backends.sriov.test_backend import VHOST, backend, devices, resource
-from tests.backends.trees import entries, plant, planted_host, spoilt
+from tests.backends.trees import plant
 
 TWO = small(E810, 2)
 
@@ -85,25 +80,6 @@ def test_events_lead_to_the_functions_that_they_are_about(tmp_path: Path) -> Non
     assert found.affects(PathChange(HostPath("/dev/vfio/71")), known) == [one]
     assert found.affects(PathChange(HostPath("/dev/vhost-net")), known) is ALL
     assert found.affects(PathChange(HostPath("/dev/loop0")), known) == []
-
-
-@pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    card = small(E810, 2)
-    tree = ROUTES + RDMA_CM + VHOST + card.tree(bare=[1]) + vfio_function(E810, 1, 71) + small(CONNECTX, 2).tree()
-    tree += vdpa_device(CONNECTX, 0, "vdpa5", "vhost_vdpa", "vhost-vdpa-3")
-    return planted_host(tmp_path_factory.mktemp("spoilt"), tree)
-
-
-@settings(max_examples=20)
-@given(seed=st.integers(0, 10_000), share=st.sampled_from([0.02, 0.2, 0.7]))
-def test_whatever_of_sysfs_is_missing_or_garbage_the_rest_is_looked_at(planted: Host, seed: int, share: float) -> None:
-    every: list[dict[str, Any]] = [{}, {"rdma": True}, {"vhost_net": True}, {"vdpa": "vhost"}]
-    found = Sriov(planted, [resource(name=f"a.b/{number}", **options) for number, options in enumerate(every)])
-    with spoilt(planted.root, entries(planted.root / "sys"), seed, share):
-        for device in devices(found):
-            list(found.probe(device))
-            assert device.key == device.unit
 
 
 def test_a_card_whose_interface_is_elsewhere_is_unhealthy_unless_one_of_our_pods_has_it(tmp_path: Path) -> None:

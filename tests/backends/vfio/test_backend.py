@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import found_missing, not_offered
@@ -16,7 +14,6 @@ from agent.inventory.survey import survey
 from backends.base import AllocationRefused, Device, Grant, Verdict
 from backends.vfio import Vfio, VfioResource
 from tests.backends.pci_trees import function
-from tests.backends.trees import entries, spoilt
 from tests.backends.vfio.vfio_node import (
     GPU,
     ROOT,
@@ -434,21 +431,6 @@ def everything(found: Vfio) -> None:
         found.ids(made, device)
         if device.nodes:
             found.edits(made, [grant(device)])
-
-
-def test_whatever_is_missing_or_garbage_nothing_is_raised(tmp_path: Path) -> None:
-    root = tmp_path / "node"
-    tree = gpu() + sound("snd_hda_intel") + function(OTHER, "10de:1eb8", driver="nvidia", drm=["card0"], group=13)
-    found = backend(root, tree + NEW, resource(bind="allocate"), resource("b/never", {"vendor": ("10de",)}))
-    files = [path for path in entries(root) if path.is_symlink() or path.is_file()]
-
-    @settings(max_examples=60, deadline=None)
-    @given(st.integers(0, 2**32), st.floats(0.02, 0.6))
-    def check(seed: int, share: float) -> None:
-        with spoilt(root, files, seed, share):
-            everything(found)
-
-    check()
 
 
 @pytest.mark.parametrize("spoilt", ["uevent", "driver", "iommu_group", "numa_node", "vfio-dev/vfio9"])
