@@ -10,12 +10,14 @@ DEMO ?= .venv-demo$(SUFFIX)
 DOCS ?= .venv-docs$(SUFFIX)
 # What the virtual environment holds: dev has all, test what most tests need.
 LOCK ?= dev
-# What another Python might do in its own way: parsers, the event loop, annotations; and the way from a device to a pod.
+# What another Python might do in its own way: parsers, the event loop, annotations; and the way from a device to a pod. What
+# is decided on the way is pure: of each of its rooms a file.
 VERSION_TESTS := tests/kubelet tests/config tests/cli tests/console/test_admin_protocol.py tests/console/test_service.py \
 	tests/runtime/supervision/test_restarts.py tests/test_at_once.py tests/daemon/test_supervisor.py tests/daemon/test_reload.py \
-	tests/daemon/test_state_file.py tests/daemon/test_state_keeper.py tests/discovery tests/health tests/inventory \
-	tests/placement tests/claims tests/hardware tests/e2e/kubelet/test_kubelet_restarts.py tests/e2e/daemon/test_stop.py \
-	tests/e2e/hardware/test_hotplug.py tests/runtime/test_workers.py tests/kubernetes
+	tests/daemon/test_state_file.py tests/daemon/test_state_keeper.py tests/discovery tests/hardware \
+	tests/health/test_book.py tests/inventory/test_inventory.py tests/placement/test_choice.py tests/claims/test_ledger.py \
+	tests/e2e/kubelet/test_kubelet_restarts.py tests/e2e/daemon/test_stop.py tests/e2e/hardware/test_hotplug.py \
+	tests/runtime/test_workers.py tests/kubernetes
 # What reads the clone, in which a first run has left its traces.
 TREE_TESTS := tests/test_house.py tests/test_rules.py tests/deploy/kubectl tests/docs/test_release.py
 JOBS ?= $(shell expr $$(nproc) + 1)

@@ -1,6 +1,6 @@
 """On recordings of real machines every backend looks at everything: all hardware is offered, or a sentence says why not.
 
-What `fairlead suggest` writes for each is valid.
+What `fairlead suggest` writes for each is valid, and an API server takes the ResourceSlices.
 """
 
 from __future__ import annotations
@@ -17,10 +17,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+import anyio
 import pytest
 from click.testing import CliRunner
 
 from agent.cli.commands import fairlead
+from agent.config import load
+from agent.discovery.backend_factory import make_backends
+from agent.dra import slices
+from agent.inventory.survey import PATIENCE, survey
+from agent.simulation.objects import check
+from backends.base import Host, Resource, ResourceSpec
+from backends.infiniband import InfiniBand, InfiniBandOptions
+from backends.linux.pci import iommu
 from tests.backends.trees import HOST, recorded_host
 from tests.needs import CORPUS
 
@@ -109,7 +118,7 @@ sys.addaudithook(READING)
 class Machine:
     """A recording, and what Fairlead says of it."""
 
-    root: Path
+    host: Host
     counted: dict[str, Any]
     devices: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """By their resources."""
@@ -118,11 +127,14 @@ class Machine:
 
     @classmethod
     def recorded(cls, name: str, root: Path) -> Machine:
-        recorded_host(root, name)
-        found = cls(root, counting().count(root))
+        found = cls(recorded_host(root, name), counting().count(root))
         for resources in (wide_open, taking, binding):
             found.look("".join(resources(found.counted)))
         return found
+
+    @property
+    def root(self) -> Path:
+        return self.host.root
 
     def run(self, *arguments: str) -> str:
         result = CliRunner().invoke(fairlead, [*arguments, "--config", str(self.root / "config.toml")])
@@ -175,6 +187,47 @@ def test_what_is_suggested_for_a_recorded_machine_is_valid(machine: Machine) -> 
     suggested.write_text(machine.run("suggest"))
     result = CliRunner().invoke(fairlead, ["validate", str(suggested)])
     assert result.exit_code == 0, result.output
+
+
+def test_the_api_server_takes_what_a_recorded_machine_has(machine: Machine) -> None:
+    served = [it.rstrip() + '\nserve = "dra"\n' for it in (*wide_open(machine.counted), *binding(machine.counted))]
+    (file := machine.root / "config.toml").write_text(HOST.format(root=machine.root) + "\n".join(served))
+    resources = load(file).resources
+    backends = make_backends(machine.host, resources)
+    found = anyio.run(survey, resources, backends, PATIENCE).inventory
+    for it in resources:
+        placed = slices.named(found.placed_in(it.name))
+        offered = slices.offers(placed, found.slots(it.name), {})
+        assert len(offered) == len(placed)
+        known = backends[it.spec.backend].attributes
+        devices = [one.entry for one in slices.entries(offered, it.name, known, "driver", (), 0.0, {}).values()]
+        counters, takes = slices.exclusions(offered)
+        assert not takes
+        for part in slices.wanted("node", "driver", "pool", devices, counters):
+            check({**part.spec, "pool": {"resourceSliceCount": 1}})
+        assert len({frozenset(n for n in one["attributes"] if "/" not in n) for one in devices}) <= 1
+
+
+@pytest.mark.parametrize("machine", ["udev-DISK_SAMSUNG_KIOXIA"], indirect=True)
+def test_a_dgx_b200_offers_its_adapters_and_none_of_its_switches(machine: Machine) -> None:
+    found = InfiniBand(machine.host, [Resource("a.com/hca", ResourceSpec("infiniband", InfiniBandOptions()))])
+    every = {it.key: it for unit in found.units() for it in found.discover(unit).devices}
+    withheld = sorted(key for key, it in every.items() if it.unusable.startswith("it leads to the NVSwitches"))
+    assert withheld == [f"0000:05:00.{n}" for n in range(4)]
+    assert len([it for it in every.values() if it.nodes]) == 14
+
+
+@pytest.mark.parametrize(
+    ("machine", "said"),
+    [
+        ("hwloc-32em64t-2n8c+dax+nvme+mic+dimms", "turn VT-d on"),
+        ("ghw-s390x", "s390x has one"),
+        ("udev-MELLANOX_40GBPS", "turn the IOMMU on, in the"),  # a POWER8; its processor is not recorded
+    ],
+    indirect=["machine"],
+)
+def test_recorded_machines_are_told_of_no_other_vendors_iommu(machine: Machine, said: str) -> None:
+    assert iommu.how_to_turn_on(machine.host).startswith(said)
 
 
 def test_all_hardware_of_a_recorded_machine_is_offered_or_a_sentence_says_why_not(machine: Machine) -> None:

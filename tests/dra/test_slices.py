@@ -7,24 +7,18 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import anyio
 import pytest
 from msgspec.structs import replace
 
-from agent.config import load
-from agent.discovery.backend_factory import make_backends
 from agent.dra import names, slices
 from agent.dra.slices import Entry, Offer
 from agent.inventory.inventory import Inventory
-from agent.inventory.survey import PATIENCE, survey
 from agent.model import Health, State
 from agent.simulation.objects import check
 from backends.base import HEX4, NUMBER, TEXT, Device
 from tests import fakes
 from tests.backends.chardev.chardevs import FTDI, Looked, configured
 from tests.backends.linux.sticks import device_number, function, stick
-from tests.backends.test_recordings import binding, counting, recorded, wide_open
-from tests.backends.trees import HOST, recorded_host
 from tests.dra.stage import DRIVER, by_claim, claimed
 from tests.fakes import device, held
 
@@ -189,28 +183,6 @@ def test_two_devices_with_one_key_have_two_names() -> None:
 )
 def test_a_quantity_is_written_as_the_api_server_writes_it(number: int, written: str) -> None:
     assert slices.decimal(number) == written
-
-
-@pytest.mark.parametrize("name", recorded())
-def test_the_api_server_takes_what_real_machines_have(name: str, tmp_path: Path) -> None:
-    host = recorded_host(tmp_path, name)
-    counted = counting().count(tmp_path)
-    served = [it.rstrip() + '\nserve = "dra"\n' for it in (*wide_open(counted), *binding(counted))]
-    (file := tmp_path / "config.toml").write_text(HOST.format(root=tmp_path) + "\n".join(served))
-    resources = load(file).resources
-    backends = make_backends(host, resources)
-    found = anyio.run(survey, resources, backends, PATIENCE).inventory
-    for it in resources:
-        placed = slices.named(found.placed_in(it.name))
-        offered = slices.offers(placed, found.slots(it.name), {})
-        assert len(offered) == len(placed)
-        known = backends[it.spec.backend].attributes
-        devices = [one.entry for one in slices.entries(offered, it.name, known, DRIVER, (), 0.0, {}).values()]
-        counters, takes = slices.exclusions(offered)
-        assert not takes
-        for part in slices.wanted("node", DRIVER, "pool", devices, counters):
-            check({**part.spec, "pool": {"resourceSliceCount": 1}})
-        assert len({frozenset(n for n in one["attributes"] if "/" not in n) for one in devices}) <= 1
 
 
 def test_a_device_that_has_gone_stays_in_its_slice_with_a_taint_while_a_claim_has_it() -> None:

@@ -23,7 +23,7 @@ from backends.infiniband import InfiniBand, InfiniBandOptions, InfiniBandResourc
 from backends.linux.network import rdma
 from tests.backends.pci_trees import function
 from tests.backends.rdma_trees import DOWN, ETHERNET, RDMA_CM, PortTree, adapter, exclusive, hca, rxe
-from tests.backends.trees import plant, planted_host, recorded_host
+from tests.backends.trees import plant, planted_host
 
 PF = "0000:3b:00.0"
 VF = "0000:3b:00.1"
@@ -344,11 +344,3 @@ def test_a_pool_leaves_out_what_manages_nvswitches(tmp_path: Path) -> None:
     shared = resource(shared=2)
     (pool,) = backend(tmp_path, tree, shared).discover(f"pool:{shared.name}").devices
     assert pool.attributes["pool"] == ("mlx5_1",)
-
-
-def test_a_dgx_b200_offers_its_adapters_and_none_of_its_switches(tmp_path: Path) -> None:
-    found = InfiniBand(recorded_host(tmp_path, "udev-DISK_SAMSUNG_KIOXIA"), (resource(),))
-    every = {it.key: it for unit in found.units() for it in found.discover(unit).devices}
-    withheld = sorted(key for key, it in every.items() if it.unusable.startswith("it leads to the NVSwitches"))
-    assert withheld == [f"0000:05:00.{n}" for n in range(4)]
-    assert len([it for it in every.values() if it.nodes]) == 14

@@ -8,7 +8,7 @@ import pytest
 
 from backends.linux.pci import iommu
 from tests.backends.pci_trees import function
-from tests.backends.trees import planted_host, recorded_host
+from tests.backends.trees import planted_host
 
 GPU, SOUND, BRIDGE = "0000:3b:00.0", "0000:3b:00.1", "0000:3a:00.0"
 
@@ -107,15 +107,3 @@ def test_how_the_iommu_is_turned_on_depends_on_the_machine(tmp_path: Path, cpuin
 def test_what_turns_the_iommu_off_is_named(tmp_path: Path) -> None:
     host = planted_host(tmp_path, "proc/cpuinfo = vendor_id\t: AuthenticAMD\nproc/cmdline = quiet amd_iommu=off")
     assert iommu.how_to_turn_on(host).startswith("take amd_iommu=off off the kernel's command line; turn AMD-Vi")
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("hwloc-32em64t-2n8c+dax+nvme+mic+dimms", "turn VT-d on"),
-        ("ghw-s390x", "s390x has one"),
-        ("udev-MELLANOX_40GBPS", "turn the IOMMU on, in the"),  # a POWER8; its processor is not recorded
-    ],
-)
-def test_recorded_machines_are_told_of_no_other_vendors_iommu(tmp_path: Path, name: str, said: str) -> None:
-    assert iommu.how_to_turn_on(recorded_host(tmp_path, name)).startswith(said)
