@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backends import registry
 from backends.base import AllocationRefused, Backend, Device, Grant, Problem, Resource, ResourceSpec, Signal
 from backends.cex import Apqn
 from backends.errors import ShortageError, is_short
@@ -117,6 +118,11 @@ def everything(backend: Backend[Any]) -> Seen:
         with suppress(AllocationRefused):
             backend.edits(resource, [Grant(device_id, device) for device_id in backend.ids(resource, device)[:1]])
     return devices, problems, signals
+
+
+def test_every_kind_of_hardware_is_held_to_this(tmp_path: Path) -> None:
+    made = {type(make(tmp_path / str(number))) for number, make in enumerate(NODES.values())}
+    assert {registry.load(name) for name in registry.names()} == made, "add a machine of it to NODES"
 
 
 @pytest.mark.parametrize("kind", NODES)
