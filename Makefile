@@ -16,7 +16,7 @@ VERSION_TESTS := tests/kubelet tests/config tests/cli tests/console/test_admin_p
 	tests/runtime/supervision/test_restarts.py tests/test_at_once.py tests/daemon/test_supervisor.py tests/daemon/test_reload.py \
 	tests/daemon/test_state_file.py tests/daemon/test_state_keeper.py tests/discovery tests/hardware \
 	tests/health/test_book.py tests/inventory/test_inventory.py tests/placement/test_choice.py tests/claims/test_ledger.py \
-	tests/e2e/kubelet/test_kubelet_restarts.py tests/e2e/daemon/test_stop.py tests/e2e/hardware/test_hotplug.py \
+	tests/e2e/kubelet/test_kubelet_restarts.py tests/e2e/kubelet/test_two_agents.py tests/e2e/daemon/test_stop.py tests/e2e/hardware/test_hotplug.py \
 	tests/runtime/test_workers.py tests/kubernetes
 # What reads the clone, in which a first run has left its traces.
 TREE_TESTS := tests/test_house.py tests/test_rules.py tests/deploy/kubectl tests/docs/test_release.py

@@ -20,7 +20,7 @@ from agent.daemon import boot, discovery_runner, serving
 from agent.daemon.serving import Serving
 from agent.daemon.state_file import StateFile
 from agent.daemon.supervisor import Agent
-from agent.kubelet import lock, registration, rivals
+from agent.kubelet import registration, rivals
 from agent.kubelet.plugin import Plugin
 from agent.model import Held
 from agent.runtime import limits
@@ -666,32 +666,6 @@ async def test_leftovers_of_a_killed_agent_are_removed_and_foreign_files_and_soc
         async with node.running(toys()):
             await until(lambda: node.sockets() == ["example.com_lives.sock", "example.com_toy.sock"])
         assert sorted(path.name for path in node.ours.iterdir()) == ["example.com_lives.sock", "lock", "notes.txt"]
-
-
-async def test_a_second_agent_waits_and_takes_over(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    try_lock, tries = lock._try_lock, 0
-
-    def count(fd: int) -> bool:
-        nonlocal tries
-        tries += 1
-        return try_lock(fd)
-
-    monkeypatch.setattr(lock, "_RETRY", 0.001)
-    await node.kubelet.start()
-    with capture_logs() as lines:
-        async with node.running(toys(2)):
-            await node.has(TOY, healthy=2)
-            async with node.running(toys(3)):
-                await until(lambda: any(line["event"] == "another-agent-runs" for line in lines))
-                monkeypatch.setattr(lock, "_try_lock", count)
-                await until(lambda: tries >= 3)
-                monkeypatch.setattr(lock, "_RETRY", 3600.0)  # or it never comes to rest
-                await settled()
-                assert node.shows(TOY, healthy=2)
-    second = asyncio.ensure_future(node.agent(toys(3)).run())
-    await node.has(TOY, healthy=3)
-    await ended(second)
-    assert [line["event"] for line in lines].count("another-agent-runs") == 1
 
 
 # --- the parts ---
