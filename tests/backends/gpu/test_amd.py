@@ -107,20 +107,6 @@ def test_a_partition_is_not_reset_since_the_others_would_be_too(tmp_path: Path) 
             gpu.prepare(AMD, [Grant(key, device)])
 
 
-def test_without_the_compute_driver_nothing_is_offered(tmp_path: Path) -> None:
-    gpu = backend(tmp_path, amd_gpu("0000:23:00.0", 0), AMD)
-    assert devices(gpu)["0000:23:00.0"].unusable == "/dev/kfd does not exist"
-
-
-@pytest.mark.parametrize(
-    ("driver", "said"),
-    [(None, "it has no driver; amdgpu is needed"), ("vfio-pci", "it is bound to vfio-pci, not to amdgpu")],
-)
-def test_without_its_driver_a_gpu_is_there_with_that_reason(tmp_path: Path, driver: str | None, said: str) -> None:
-    gpu = backend(tmp_path, "dev/kfd c 234:0\n" + amd_gpu("0000:23:00.0", 0, driver=driver), AMD)
-    assert devices(gpu)["0000:23:00.0"].unusable == said
-
-
 def test_a_driver_that_is_still_at_it(tmp_path: Path) -> None:
     gpu = backend(tmp_path, "dev/kfd c 234:0\n" + amd_gpu("0000:23:00.0", 0, driver="radeon"), AMD)
     link = tmp_path / "sys/bus/pci/devices/0000:23:00.0/driver"

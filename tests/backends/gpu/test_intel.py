@@ -97,15 +97,6 @@ def test_a_monitoring_resource_has_one_device_with_the_nodes_of_all_gpus(
     assert [s.reason for s in gpu.probe(found["all"])] == ["node-missing"] * ("i915" in drivers)
 
 
-@pytest.mark.parametrize(
-    ("driver", "said"),
-    [(None, "it has no driver; i915 or xe is needed"), ("vfio-pci", "it is bound to vfio-pci, not to i915 or xe")],
-)
-def test_without_its_driver_a_gpu_is_there_with_that_reason(tmp_path: Path, driver: str | None, said: str) -> None:
-    gpu = backend(tmp_path, intel_gpu("0000:4d:00.0", 0, driver), I915)
-    assert devices(gpu)["0000:4d:00.0"].unusable == said
-
-
 def test_one_resource_may_have_gpus_of_several_vendors(tmp_path: Path) -> None:
     from tests.backends.machines import mi210_server, nvidia_gpu, uuid
 

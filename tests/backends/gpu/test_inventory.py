@@ -14,9 +14,44 @@ from agent.inventory.inventory import Inventory
 from backends.base import Clears, HostPath, Record
 from backends.gpu import Gpu, GpuResource
 from tests.backends.gpu.fake_nvml import FakeGpu, FakeMig, install
-from tests.backends.gpu.gpus import backend, look, resource
-from tests.backends.machines import CONTROLS, flex_server, hgx_h100, mi210_server, mig, nvidia_gpu, uuid
+from tests.backends.gpu.gpus import backend, devices, look, resource
+from tests.backends.machines import (
+    CONTROLS,
+    amd_gpu,
+    flex_server,
+    hgx_h100,
+    intel_gpu,
+    mi210_server,
+    mig,
+    nvidia_gpu,
+    uuid,
+)
 from tests.backends.trees import HOST
+
+AT = "0000:3b:00.0"
+KFD = "dev/kfd c 234:0\n"
+
+
+@pytest.mark.parametrize(
+    ("machine", "why"),
+    [
+        *(
+            (nvidia_gpu(AT, 0, driver=driver, registered=False, node=False), why)
+            for driver, why in (
+                (None, "it has no driver; nvidia is needed"),
+                ("vfio-pci", "it is bound to vfio-pci, not to nvidia"),
+                ("nouveau", "it is bound to nouveau, not to nvidia"),
+            )
+        ),
+        (KFD + amd_gpu(AT, 0, driver=None), "it has no driver; amdgpu is needed"),
+        (KFD + amd_gpu(AT, 0, driver="vfio-pci"), "it is bound to vfio-pci, not to amdgpu"),
+        (amd_gpu(AT, 0), "/dev/kfd does not exist"),
+        (intel_gpu(AT, 0, None), "it has no driver; i915 or xe is needed"),
+        (intel_gpu(AT, 0, "vfio-pci"), "it is bound to vfio-pci, not to i915 or xe"),
+    ],
+)
+def test_a_gpu_that_cannot_be_used_is_there_with_the_reason(tmp_path: Path, machine: str, why: str) -> None:
+    assert [(it.key, it.unusable) for it in devices(backend(tmp_path, machine)).values()] == [(AT, why)]
 
 
 class Node:

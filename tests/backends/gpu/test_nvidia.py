@@ -64,18 +64,6 @@ def test_units_are_the_gpus_and_nothing_else(tmp_path: Path) -> None:
 # --- late, and not at all ---
 
 
-def test_a_gpu_without_a_driver_is_there_with_that_reason(tmp_path: Path) -> None:
-    gpu = backend(tmp_path, nvidia_gpu("0000:3b:00.0", 0, driver=None, registered=False, node=False))
-    assert devices(gpu)["0000:3b:00.0"].unusable == "it has no driver; nvidia is needed"
-    assert devices(gpu)["0000:3b:00.0"].nodes == ()
-
-
-@pytest.mark.parametrize("driver", ["vfio-pci", "nouveau"])
-def test_a_gpu_with_another_driver_is_there_with_that_reason(tmp_path: Path, driver: str) -> None:
-    gpu = backend(tmp_path, nvidia_gpu("0000:3b:00.0", 0, driver=driver, registered=False, node=False))
-    assert devices(gpu)["0000:3b:00.0"].unusable == f"it is bound to {driver}, not to nvidia"
-
-
 def test_a_gpu_appears_when_its_late_driver_and_nodes_do(tmp_path: Path) -> None:
     gpu = backend(tmp_path, nvidia_gpu("0000:3b:00.0", 0, registered=False, node=False))
     assert devices(gpu)["0000:3b:00.0"].unusable == (
