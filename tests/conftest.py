@@ -29,6 +29,7 @@ _SLOW: Final = (
     "guest",
     "deterministic",
     "soak",
+    "backends/test_recordings.py",
     "console/http/test_page_in_browser.py",
     "docs/test_commands.py",
     "docs/test_security.py",
@@ -37,8 +38,8 @@ _SLOW: Final = (
     "simulation/conformance/test_fairlead.py",
     "test_at_once.py",
 )
-"""Files and folders that start processes or try whatever may happen at once; they start first, so that none is left
-alone at the end of a run. All others are `fast`: what a developer runs before each commit."""
+"""Files and folders that start processes, unpack machines or try whatever may happen at once; they start first, so that none
+is left alone at the end of a run. All others are `fast`: what a developer runs before each commit."""
 
 # A busy machine is no failure. With CI set, hypothesis takes its own profile, which is patient and repeatable.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
