@@ -172,3 +172,10 @@ def test_single_members_of_a_group_are_taken_by_their_worth() -> None:
     of = {number: Member(1, single) for number, single in enumerate([3, 1, 4, 1, 5])}
     assert best(Group(10, (0, 1, 2, 3, 4)), of, 1, 2) == {4: 1, 2: 1}
     assert best(0, {0: Member(7, 1)}, 1, 3) == {0: 3}
+
+
+def test_what_is_gained_across_groups_is_gained_with_each_slot() -> None:
+    of = {number: Member(1, 0) for number in range(4)}
+    groups = Group(10, (Group(50, (0, 1)), Group(50, (2, 3))))
+    assert best(groups, of, 1, 2, {frozenset({1, 2}): [0, 1000, 1000]}) == {1: 1, 2: 1}
+    assert best(groups, of, 1, 2, {frozenset({2, 3}): [0, 9, 9], frozenset({0}): [0, 10, 10]}) == {0: 1, 1: 1}
