@@ -8,6 +8,7 @@ once.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from agent.model import Slot
 from agent.runtime import running_time
 from agent.runtime.chunked_work import in_slices
 from agent.runtime.errors import words
+from agent.runtime.pacing import Doorbell
 from agent.runtime.supervision.problems import Problems, Trouble
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import AllocationRefused, Backend, ContainerEdits, Grant, Host, Resource
@@ -57,7 +59,7 @@ class Specifications:
         self._troubles: dict[str, Trouble] = {}
         self._written: set[str] = set()  # resources that have a specification
         self._stale: set[str] = set()
-        self._changed = asyncio.Event()
+        self._changed = Doorbell()
         self._turn = asyncio.Lock()
         self._workers = Workers("cdi", 1)
 
@@ -115,11 +117,9 @@ class Specifications:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(self._watch.run)
                 while True:
-                    self._changed.clear()
                     for name in sorted(self._stale):
                         await self._try(name)
-                    with anyio.move_on_after(RETRY if self._stale else None):
-                        await self._changed.wait()
+                    await self._changed.rung(RETRY if self._stale else math.inf)
         finally:
             self._workers.close()
 

@@ -6,6 +6,7 @@ It outlives the daemon: where none answers it says since when it waits, and goes
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 import sys
 import termios
@@ -22,6 +23,7 @@ from agent.cli.device_history import LEGEND, spark
 from agent.console.client import Client, NoDaemonError
 from agent.console.views import Histories, Status
 from agent.runtime.errors import FairleadError
+from agent.runtime.pacing import Doorbell
 
 Head = Callable[[Status], Iterator[str]]
 Past = Mapping[tuple[str, str], str]
@@ -84,15 +86,10 @@ async def _show(socket: Path, view: _Screen | _Printed) -> None:
 
 async def _one(client: Client, view: _Screen | _Printed) -> None:
     """Show what one daemon says until it ends."""
-    changed = asyncio.Event()
+    changed = Doorbell()
 
     async def listen() -> None:
         async for _ in client.watch(1, follow=True):  # the newest comes at once: from now on none is missed
-            changed.set()
-
-    async def tick() -> None:
-        while True:
-            await asyncio.sleep(_REDRAWN_AT_LEAST)
             changed.set()
 
     async def draw() -> None:
@@ -100,10 +97,9 @@ async def _one(client: Client, view: _Screen | _Printed) -> None:
             past = await _past(client) if isinstance(view, _Screen) else None
             view.show(await client.status(), past)
             await asyncio.sleep(_REDRAWN_AT_MOST)
-            await changed.wait()
-            changed.clear()
+            await changed.rung(_REDRAWN_AT_LEAST if isinstance(view, _Screen) else math.inf)
 
-    await _first_of(listen(), draw(), *([tick()] if isinstance(view, _Screen) else []))
+    await _first_of(listen(), draw())
 
 
 async def _first_of(*parts: Coroutine[Any, Any, object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -30,6 +31,7 @@ from agent.discovery.unit_state import Changes
 from agent.kubelet.pod_claims import PodClaims
 from agent.runtime import running_time
 from agent.runtime.counts import Counts
+from agent.runtime.pacing import Doorbell
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
 from agent.runtime.supervision.watchdog import Watchdog
@@ -165,14 +167,13 @@ class DiscoveryRunner:
                 await self.kmsg.caught_up.wait()
         _tell_of_slow(self.discoverers)
 
-    async def until(self, due: float | None, event: asyncio.Event, clock: Callable[[], float]) -> None:
-        """Wait until the time `due`, or for an event.
+    async def until(self, due: float | None, bell: Doorbell, clock: Callable[[], float]) -> None:
+        """Wait until the time `due`, or for a ring.
 
         Where this process did not run until long after that, everything is looked at first: much may have happened.
         """
         self._listen()  # what was drained, or has another owner, may be other hardware
-        with anyio.move_on_after(None if due is None else due - clock()):
-            await event.wait()
+        await bell.rung(math.inf if due is None else due - clock())
         if due is None or (late := clock() - due) < running_time.STEP + running_time.LATE:
             return
         log.warning("stood-still", waited=round(late, 1), then="looking at everything before time counts")

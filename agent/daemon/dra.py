@@ -23,7 +23,7 @@ from agent.config.model import DraConfig
 from agent.daemon.node import Node
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.prestart import Starter
-from agent.kubernetes.api import Api, ApiError, pause, read
+from agent.kubernetes.api import Api, ApiError, backoff, read
 from agent.kubernetes.runner import connected, load_client
 from agent.runtime.counts import Counts
 from agent.runtime.supervision.problems import Problems
@@ -249,7 +249,7 @@ class Dra:
 
     async def _withdraw(self, record: _Record) -> None:
         """Delete all that an earlier configuration offered; as long as that cannot be done, nobody else offers it."""
-        publisher, failures = self._made(record, self._config.dra), 0
+        publisher, tries = self._made(record, self._config.dra), backoff()
         trouble = self._problems.trouble(
             "dra", f"ResourceSlices of {record.driver} are not deleted", "dra-slices-left",
             then=f"trying again; until then these are not served by device plugin: {', '.join(record.resources)}",
@@ -260,8 +260,7 @@ class Dra:
                 break
             except ApiError as error:
                 trouble.report_once(error.sentence)
-                failures += 1
-                await anyio.sleep(pause(failures))
+                await anyio.sleep(tries.next())
         trouble.healed()
         await self._keep(frozenset())
         self._record = None

@@ -35,6 +35,7 @@ from agent.inventory.shortfall import Shortfall
 from agent.kubelet.pod_claims import PodClaims
 from agent.model import FORGOTTEN, Health, Held, Snapshot
 from agent.runtime.chunked_work import BATCH, in_batches
+from agent.runtime.pacing import Doorbell
 from agent.runtime.running_time import SYSTEM, Clock
 from agent.runtime.supervision.problems import Problems
 from backends.base import Backend, Clears, Device, Record, Signal, Verdict
@@ -91,7 +92,7 @@ class Node:
             StateFile(settings.state_dir), self.ledger, self.releaser, inventory, self.health, self.shortfall, self.history,
             clock=clock,
         )  # fmt: skip
-        self._changed = asyncio.Event()
+        self._changed = Doorbell()
         self._judgements = -1  # of health, as many as `run` knows of
         self._moments: dict[str, float] = {}  # backend → the time of its scan whose parts are coming
 
@@ -197,11 +198,11 @@ class Node:
 
     # --- time ---
 
-    async def run(self, until: Callable[[float | None, asyncio.Event, Callable[[], float]], Awaitable[None]]) -> None:
+    async def run(self, until: Callable[[float | None, Doorbell, Callable[[], float]], Awaitable[None]]) -> None:
         """Let time pass for what is delayed, drained or quarantined; have health written whenever it changed.
 
         Args:
-            until: waits until a time, or for an event.
+            until: waits until a time, or for a ring.
         """
         while True:
             now = self._clock()
@@ -213,7 +214,6 @@ class Node:
             self.publisher.publish(now)
             self.tasks.start_soon(self.keeper.write_health)
             self._judgements = self.health.judgements
-            self._changed.clear()
             await until(deadline, self._changed, self._clock)
 
     # --- pods ---

@@ -24,6 +24,7 @@ from agent.discovery.backend_factory import make_backends, why_unmade
 from agent.discovery.sources.files import FileWatch
 from agent.discovery.sources.paths import POLL
 from agent.runtime.errors import shown
+from agent.runtime.pacing import Doorbell
 from agent.runtime.supervision.notify import Notifier
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.workers import NoWorkerError, Workers
@@ -59,7 +60,7 @@ class Reloader:
         self._swap, self._notifier, self._serving = swap, notifier, serving
         self._problems, self._default = problems, default
         self._next: asyncio.Future[Reloaded] | None = None
-        self._wanted = asyncio.Event()
+        self._wanted = Doorbell()
         self._touched = asyncio.Event()
         self._workers = Workers("reload", limit=1)
 
@@ -74,8 +75,7 @@ class Reloader:
     async def run(self) -> None:
         """Do what is requested, until cancelled."""
         while True:
-            await self._wanted.wait()
-            self._wanted.clear()
+            await self._wanted.rung()
             answer, self._next = self._next, None
             assert answer is not None
             try:

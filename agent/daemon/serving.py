@@ -34,6 +34,7 @@ from agent.model import Snapshot
 from agent.runtime import limits
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
+from agent.runtime.pacing import Doorbell
 from agent.runtime.supervision.notify import Notifier
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
@@ -111,9 +112,9 @@ class Serving:
         self._directory = DirectoryWatch(self._directory_changed, self.kubelet.look, beat, problems)
         self._ours = plugin_dir / limits.SOCKET_DIRECTORY
         self._directory.watch(frozenset({plugin_dir, self._ours}))
-        self._directory_news = asyncio.Event()
+        self._directory_news = Doorbell()
         self._names: tuple[str, ...] = ()
-        self._names_changed = asyncio.Event()
+        self._names_changed = Doorbell()
         self._lists: dict[str, Snapshot] = {}
         self._keep_running = partial(supervise, problems=problems)
         self._unusable = problems.trouble(
@@ -134,7 +135,7 @@ class Serving:
         self._lost: tuple[Giver, Standby] | None = None
         self._acting, self._acts, self._may_act = anyio.CancelScope(), asyncio.Lock(), asyncio.Event()
         self._back = asyncio.Event()
-        self._reported = asyncio.Event()
+        self._reported = Doorbell()
 
     # --- what is served ---
 
@@ -248,10 +249,9 @@ class Serving:
                         tasks.start_soon(self._tell_when_all_are_registered)
                         tasks.start_soon(self._clean_up_after_predecessor)
                     while True:
-                        self._names_changed.clear()
                         if not self._is_giving:  # else the standby decides
                             self._follow_names(tasks)
-                        await self._names_changed.wait()
+                        await self._names_changed.rung()
             finally:
                 self.registrars.clear()
                 self.plugins.clear()
@@ -320,10 +320,7 @@ class Serving:
 
     async def _tell_when_all_are_registered(self) -> None:
         """Tell the agent before us once all resources are registered, or after `_TAKEN_WITHIN` seconds."""
-        with anyio.move_on_after(_TAKEN_WITHIN):
-            while not all(registrar.registered for registrar in self.registrars.values()):
-                self._reported.clear()
-                await self._reported.wait()
+        await self._reported.until(lambda: all(it.registered for it in self.registrars.values()), _TAKEN_WITHIN)
         self.predecessor.done()
 
     async def _clean_up_after_predecessor(self) -> None:
@@ -346,9 +343,7 @@ class Serving:
             _ReplacedError: it is another file, or gone.
         """
         while lock.is_in_place or not self.kubelet.socket.exists():
-            self._directory_news.clear()
-            with anyio.move_on_after(POLL):
-                await self._directory_news.wait()
+            await self._directory_news.rung(POLL)
         raise _ReplacedError
 
     @asynccontextmanager
@@ -400,8 +395,7 @@ class Serving:
         assert isinstance(error, OSError)
         self.wait_for(f"{error.filename or self._ours}: {reason_of(error)}")
         self._unusable.report_once(words(error))
-        with anyio.move_on_after(_DIRECTORY_RETRY):
-            await self._directory_news.wait()
+        await self._directory_news.rung(_DIRECTORY_RETRY)
 
     def _look_for_room(self) -> None:
         """Report a disk on which the kubelet cannot write its record: it refuses every pod for good then (kubelet contract: A11.3)."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Set
 from msgspec import Struct, field
 
 from agent.discovery.reading import EVERY_UNIT
+from agent.runtime.pacing import Backoff
 from backends.base import ALL, All
 
 _RETRY_FIRST, _RETRY_MOST = 1.0, 60.0  # seconds before a failed unit is tried again, doubling
@@ -45,7 +46,7 @@ class Schedule:
         self._passed_over = False  # have probes waited for the scan before?
         self.asked = asyncio.Event()
         """Set while something more urgent waits than what `next` returned last: slow reads and probes give way to it."""
-        self._retries: dict[str, tuple[float, float]] = {}  # unit → when, the delay after that
+        self._retries: dict[str, tuple[float, Backoff]] = {}  # unit → when
 
     def ask(self, units: Iterable[str] | All) -> None:
         """Have these units looked at as soon as possible."""
@@ -108,9 +109,9 @@ class Schedule:
             self._glanced = now
             todo.probes.update(known)
             todo.at_a_glance = bool(known)
-        for unit, (at, delay) in self._retries.items():
+        for unit, (at, backoff) in self._retries.items():
             if at <= now:
-                self._retries[unit] = (now + delay, min(delay * 2, _RETRY_MOST))
+                self._retries[unit] = (now + backoff.next(), backoff)
                 if unit == EVERY_UNIT:
                     todo.everything = True
                 else:
@@ -125,7 +126,8 @@ class Schedule:
     def retry(self, unit: str, *, steady: bool = False) -> None:
         """Look at this unit again in a second, and then a little later each time, or each second if `steady`."""
         if steady or unit not in self._retries:
-            self._retries[unit] = (self._clock() + _RETRY_FIRST, _RETRY_FIRST * 2)
+            backoff = Backoff(_RETRY_FIRST, _RETRY_MOST)
+            self._retries[unit] = (self._clock() + backoff.next(), backoff)
 
     def is_well(self, unit: str) -> None:
         """Do not try this unit again: it could be read."""

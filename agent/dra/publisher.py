@@ -8,6 +8,7 @@ slices of its node, which it does 2 ms after it has registered us (DRA contract:
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
@@ -22,8 +23,9 @@ from agent.dra import slices
 from agent.dra.names import pool_name
 from agent.dra.slices import Eviction, Made, Offer, Seen, Wanted, Write
 from agent.inventory.inventory import Inventory
-from agent.kubernetes.api import WATCH, Api, ApiError, pause, read
+from agent.kubernetes.api import WATCH, Api, ApiError, backoff, read
 from agent.runtime.counts import Counts
+from agent.runtime.pacing import Backoff, Doorbell
 from agent.runtime.supervision.problems import Problems
 from backends.base import Backend
 
@@ -50,22 +52,22 @@ class Rate:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._room, self._at, self._space = float(_BURST), clock(), _SPACED
+        self._room, self._at, self._space = float(_BURST), clock(), Backoff(_SPACED, _MOST_SPACED)
 
     def wait(self) -> float:
         """Seconds until the next update may be sent."""
         now = self._clock()
-        self._room = min(float(_BURST), self._room + (now - self._at) / self._space)
+        self._room = min(float(_BURST), self._room + (now - self._at) / self._space.delay)
         self._at = now
         if self._room >= _BURST:
-            self._space = _SPACED
-        return max(0.0, (1 - self._room) * self._space)
+            self._space.reset()
+        return max(0.0, (1 - self._room) * self._space.delay)
 
     def spent(self, updates: int) -> None:
         """So many updates were sent."""
         self._room -= updates
         if self._room < 1:
-            self._space = min(self._space * 2, _MOST_SPACED)
+            self._space.next()
 
 
 class _Metadata(Struct, rename="camel"):
@@ -154,7 +156,7 @@ class Publisher:
         self._settings, self._inventory, self._backends = settings, inventory, backends
         self._named = slices.Named(inventory)
         self._counts, self._clock, self._wall = counts, clock, wall
-        self._changed = asyncio.Event()
+        self._changed = Doorbell()
         self._seen: dict[str, Seen] = {}
         self._is_seen = self._is_told = False
         self._recorded, self._record = frozenset(offered), record
@@ -212,7 +214,7 @@ class Publisher:
 
     async def watch(self, api: Api) -> None:
         """Follow our slices, until cancelled."""
-        failures, self._version = 0, ""
+        tries, self._version = backoff(_LONGEST_PAUSE), ""
         while True:
             try:
                 if not self._version:
@@ -221,16 +223,17 @@ class Publisher:
                 before = self._version
                 await api.watch(f"{_SLICES}?{query}&resourceVersion={self._version}", "application/json", self._take)
                 self._unread.healed()
-                if failures := failures + 1 if self._version == before else 0:
-                    await anyio.sleep(min(pause(failures), _LONGEST_PAUSE))
+                if self._version == before:
+                    await anyio.sleep(tries.next())
+                else:
+                    tries.reset()
             except ApiError as error:
                 self._version = ""
                 if error.status == HTTPStatus.GONE:
                     continue
                 if error.status:
                     self._unread.report_once(error.sentence)
-                failures += 1
-                await anyio.sleep(min(pause(failures), _LONGEST_PAUSE))
+                await anyio.sleep(tries.next())
 
     async def _list(self, api: Api) -> None:
         """Take in all slices of ours.
@@ -330,12 +333,11 @@ class Publisher:
 
     async def run(self, api: Api) -> None:
         """Write what differs, until cancelled."""
-        rate, failures, until = Rate(self._clock), 0, None
+        rate, tries, is_outdated, until = Rate(self._clock), backoff(_LONGEST_PAUSE), False, None
         self._owner = {}
         self.changed()  # a run before this one may have ended by a mistake, half way
         while True:
-            with anyio.move_on_after(None if until is None else max(0.0, until - self._clock())):
-                await self._changed.wait()
+            await self._changed.rung(math.inf if until is None else max(0.0, until - self._clock()))
             if self._is_told:
                 await anyio.sleep(_TOGETHER)
             await anyio.sleep(rate.wait())
@@ -346,16 +348,17 @@ class Publisher:
             try:
                 until = await self._reconcile(api, rate)
                 self._unwritten.healed()
-                failures = 0
+                tries.reset()
+                is_outdated = False
             except ApiError as error:
-                failures += 1
-                if error.status in _OUTDATED and failures == 1:
+                if error.status in _OUTDATED and not is_outdated:
+                    is_outdated = True
                     with suppress(ApiError):
                         await self._list(api)
                     continue
                 if error.status:
                     self._unwritten.report_once(error.sentence)
-                until = self._clock() + min(pause(failures), _LONGEST_PAUSE)
+                until = self._clock() + tries.next()
                 if not error.is_final:  # of no use before that
                     await anyio.sleep(max(0.0, until - self._clock()))
                     self._changed.set()

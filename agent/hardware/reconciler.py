@@ -19,6 +19,7 @@ from msgspec import Struct, field
 
 from agent.hardware.queue import HangsError, HardwareQueue
 from agent.runtime.errors import words
+from agent.runtime.pacing import Backoff, Doorbell
 from agent.runtime.supervision.problems import Problems, Trouble
 from agent.runtime.workers import LIMIT, AllBusyError, NoWorkerError, Workers
 from backends.base import AllocationRefused, NotReady
@@ -45,7 +46,7 @@ class _Case(Struct, eq=False):
     """A want that is not done yet."""
 
     want: Want
-    delay: float
+    backoff: Backoff
     at: float = -math.inf
     """When to try."""
     queued: float = math.inf
@@ -75,15 +76,16 @@ class Reconciler:
         self._cases: dict[Hashable, _Case] = {}
         self._lanes: dict[str, _Lane] = {}
         self._order = itertools.count()
-        self._changed = asyncio.Event()
+        self._changed = Doorbell()
 
     def want(self, key: Hashable, want: Want) -> None:
         """Want this, in the place of what the key wanted before; it is tried at once."""
         case = self._cases.get(key)
         if case is None:
-            case = self._cases[key] = _Case(want, RETRY_FIRST)
+            case = self._cases[key] = _Case(want, Backoff(RETRY_FIRST, RETRY_MOST))
         else:
-            case.want, case.at, case.delay = want, -math.inf, RETRY_FIRST
+            case.want, case.at = want, -math.inf
+            case.backoff.reset()
         self._enqueue(key, case)
         self._changed.set()
 
@@ -97,9 +99,7 @@ class Reconciler:
         try:
             async with anyio.create_task_group() as tasks:
                 while True:
-                    self._changed.clear()
-                    with anyio.move_on_after(self._begin(tasks)):
-                        await self._changed.wait()
+                    await self._changed.rung(self._begin(tasks))
         finally:
             for lane in self._lanes.values():
                 lane.workers.close()
@@ -150,8 +150,7 @@ class Reconciler:
             if is_so:
                 self.drop(key)
                 return
-            case.at = asyncio.get_running_loop().time() + case.delay
-            case.delay = min(case.delay * 2, RETRY_MOST)
+            case.at = asyncio.get_running_loop().time() + case.backoff.next()
         self._enqueue(key, case)
 
     def _enqueue(self, key: Hashable, case: _Case) -> None:

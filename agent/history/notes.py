@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import anyio
 import structlog
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,6 +23,7 @@ from agent.history.book import Key
 from agent.history.timeline import SPAN, Note
 from agent.inventory.inventory import Inventory
 from agent.model import SlotKey
+from agent.runtime.pacing import Doorbell
 from agent.runtime.running_time import SYSTEM, Clock
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import Signal
@@ -88,7 +88,7 @@ class Notes:
         self._notes: dict[str, deque[Note]] = {}
         self._last: dict[tuple[str, str], float] = {}  # hardware and reason → the last line, monotonic
         self._waiting: list[_Waiting] = []
-        self._news = asyncio.Event()
+        self._news = Doorbell()
         self._workers = Workers("history", _THREADS)
 
     def restore(self, notes: Iterable[Note]) -> None:
@@ -162,9 +162,7 @@ class Notes:
         """Note and log what happens, for ever; only the one agent of a node does."""
         try:
             while True:
-                await self._news.wait()
-                await anyio.sleep(_GATHER)
-                self._news.clear()
+                await self._news.rung(gather=_GATHER)
                 waiting, self._waiting = self._waiting, []
                 for it in waiting:
                     await self._tell(it)

@@ -21,6 +21,7 @@ from agent.inventory.shortfall import Shortfall
 from agent.inventory.tombstones import GONE as HELD_AND_GONE
 from agent.model import Health, Slot, SlotKey, Snapshot
 from agent.runtime.chunked_work import in_batches
+from agent.runtime.pacing import Doorbell
 from agent.runtime.running_time import SYSTEM, Clock
 from backends.base import Device
 
@@ -74,7 +75,7 @@ class Recorder:
         self._forgot = clock.now()
         self._tombs: dict[SlotKey, Key] = {}  # the device that was behind a tombstone
         self._noting = asyncio.Lock()
-        self._changed = asyncio.Event()
+        self._changed = Doorbell()
         self._is_unsaved = False
         self.notes = Notes(inventory, pods, uids, self._held_at, proc, clock=clock, on_note=self._noted)
         """What happened to hardware beside."""
@@ -115,9 +116,7 @@ class Recorder:
                     self._is_unsaved, saved = False, self._clock()
                     await save()
                 await anyio.sleep(_PAUSE)
-                with anyio.move_on_after(BEAT):
-                    await self._changed.wait()
-                self._changed.clear()
+                await self._changed.rung(BEAT)
         finally:
             self.end()
 

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import math
 import os
 import socket
 from collections import Counter, defaultdict
@@ -49,6 +50,7 @@ from agent.kubelet.lock import identity
 from agent.kubelet.transport.client import Channel
 from agent.kubelet.transport.server import listen
 from agent.runtime import limits, running_time
+from agent.runtime.pacing import Doorbell
 from backends.base import AllocationRefused
 
 SOCKET: Final = "handover"
@@ -129,7 +131,7 @@ class Standbys:
         """At which HTTP is served; they get them."""
         self._server: asyncio.AbstractServer | None = None
         self._made: tuple[int, int] | None = None
-        self._changed = asyncio.Event()
+        self._changed = Doorbell()
 
     @property
     def any(self) -> bool:
@@ -138,10 +140,7 @@ class Standbys:
 
     async def come(self) -> bool:
         """Has one connected, or does one within `_COMES_WITHIN` seconds? One that hung is waited for."""
-        with anyio.move_on_after(None if self.hung else _COMES_WITHIN):
-            while not self._connected:
-                await self.changed()
-        return self.any
+        return await self._changed.until(lambda: self.any, math.inf if self.hung else _COMES_WITHIN)
 
     def ready(self, pid: int | None = None) -> Standby | None:
         """The first that is ready, or the one with that process ID if it is ready."""
@@ -307,7 +306,7 @@ class Predecessor:
         """Has it told us to take over, and is it still there?"""
         self._has_given = False
         self._listeners: Sequence[socket.socket] = ()
-        self._news = asyncio.Event()
+        self._news = Doorbell()
         self._looked, self._gone = asyncio.Event(), asyncio.Event()
         self._gone.set()
 
@@ -337,9 +336,7 @@ class Predecessor:
 
     async def gone(self) -> None:
         """Wait until there is none, and we have its place."""
-        while self._wanted.is_set() or not self._gone.is_set():
-            self._news.clear()
-            await self._news.wait()
+        await self._news.until(lambda: not self._wanted.is_set() and self._gone.is_set())
 
     def listeners(self) -> Sequence[socket.socket]:
         """The sockets at which it served HTTP, once; none where it gave none."""
@@ -372,9 +369,7 @@ class Predecessor:
     async def _hears(self, said: Callable[[], bool], within: float) -> None:
         with suppress(TimeoutError):
             async with running_time.timeout(within):
-                while not (said() or self._gone.is_set()):
-                    self._news.clear()
-                    await self._news.wait()
+                await self._news.until(lambda: said() or self._gone.is_set())
 
     async def wait(self, seconds: float) -> None:
         """Wait until it lets its lock go or is gone; so many seconds where it does not know us, or has let it go."""

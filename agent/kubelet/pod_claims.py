@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
-import anyio
 import structlog
 
 from agent.claims.foreign_claims import Answer, Trace, Tracer
@@ -43,6 +42,7 @@ from agent.kubelet.wire import PodDevices
 from agent.model import Held, SlotKey
 from agent.runtime import running_time
 from agent.runtime.chunked_work import in_batches, in_slices
+from agent.runtime.pacing import Backoff, Doorbell
 from agent.runtime.supervision.problems import Problems, Trouble
 from agent.runtime.workers import NoWorkerError, Workers
 
@@ -134,10 +134,10 @@ class PodClaims:
         """Whom the record before had, where the kubelet has begun with another; the claims were not held against it yet."""
         self._asked_about: frozenset[str] = frozenset()  # the resources that were ours when both had been asked
         self._resent_at: tuple[Version | None] | None = None  # the checkpoint that lay there when lists were sent again
-        self._pause = _WHILE_ENDING
+        self._pause = Backoff(_WHILE_ENDING, IDLE)
         self._asking = asyncio.Lock()
         self._adopting = asyncio.Lock()
-        self._allocated = asyncio.Event()
+        self._allocated = Doorbell()
         self._silent = {name: _silence_of(name, problems or Problems()) for name in (_CHECKPOINT, _PODRESOURCES)}
         self.is_giving: Callable[[], bool] = lambda: False
         """Is an Allocate under way?"""
@@ -230,14 +230,12 @@ class PodClaims:
             self.close()
 
     async def _wait(self) -> None:
-        wait = self._pause if self._ledger.ending() else IDLE
+        wait = self._pause.delay if self._ledger.ending() else IDLE
         if (judgement := self._ledger.next_judgement(self._clock())) is not None:
             wait = min(wait, judgement + _AFTER_ALLOCATE)
         if self._ledger.runs_forgotten():
             wait = min(wait, _WHILE_FORGOTTEN)
-        with anyio.move_on_after(wait):
-            await self._allocated.wait()
-            await asyncio.sleep(_AFTER_ALLOCATE)
+        await self._allocated.rung(wait, gather=_AFTER_ALLOCATE)
 
     async def ask(self) -> None:
         """One round: List, then the checkpoint that lay there after it."""
@@ -275,7 +273,10 @@ class PodClaims:
         """Send lists again where the end of a claim waits for a newer checkpoint than this one."""
         resources, before = self._ledger.awaiting_checkpoint(self._clock()), self._resent_at
         self._resent_at = (version,) if resources else None
-        self._pause = min(self._pause * 2, IDLE) if resources and before == (version,) else _WHILE_ENDING
+        if resources and before == (version,):
+            self._pause.next()
+        else:
+            self._pause.reset()
         for resource in resources:
             self._node.resend(resource)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
@@ -29,6 +30,7 @@ from agent.kubelet.transport.server import SocketServer, refusal
 from agent.runtime import limits
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
+from agent.runtime.pacing import Backoff, Doorbell
 
 if TYPE_CHECKING:
     from grpclib.server import Stream
@@ -126,7 +128,7 @@ class Registrar:
         self.rival = ""
         """Which other plugin has registered the name since, if one has."""
         self._predecessor = predecessor
-        self._attention = asyncio.Event()
+        self._attention = Doorbell()
         self._is_outdated = self._is_given = False
         self._attempt = anyio.CancelScope()
         self._refused = 0  # streams, before this registration
@@ -172,12 +174,12 @@ class Registrar:
 
     async def run(self) -> None:
         """Serve and stay registered until cancelled; then end the stream and remove the socket."""
-        delay = _FIRST_DELAY
+        backoff = Backoff(_FIRST_DELAY)
         try:
             while True:
                 if self._is_given:
-                    await self._until(lambda: not self._is_given)
-                    delay = _FIRST_DELAY
+                    await self._attention.until(lambda: not self._is_given)
+                    backoff.reset()
                 generation, most = self._kubelet.generation, _REFUSED_DELAY
                 try:
                     if not self._kubelet.generation:
@@ -191,7 +193,7 @@ class Registrar:
                         if self._attempt.cancelled_caught or self._is_outdated:
                             continue
                         if await self._stay() >= _SETTLED_AFTER or self._is_outdated:
-                            delay = _FIRST_DELAY
+                            backoff.reset()
                 except UnreachableError:
                     self._count("unreachable")
                     most = _UNREACHABLE_DELAY  # the kubelet's own complaint, said once for all resources
@@ -201,14 +203,15 @@ class Registrar:
                         most = _UNREACHABLE_DELAY  # of a full disk, say: no event tells of room
                     self._complain(error)
                 await self._close_earlier()
-                delay = await self._wait_to_retry(min(delay, most), most, generation)
+                if await self._wait_to_retry(backoff.next(most), generation):
+                    backoff.reset()
         finally:
             with anyio.CancelScope(shield=True):
                 # a kubelet closes the connection when the stream ends, and an Allocate under way fails its pod for good
                 await self._until_answered(lambda: not self.plugin.allocating, _ALLOCATE_PATIENCE)
                 is_forgotten = self._is_given and not self.plugin.streaming  # the kubelet closes no such connection
                 self.plugin.end_stream()
-                if await self._until(lambda: not self._is_streaming, _STOP_PATIENCE) and not is_forgotten:
+                if await self._attention.until(lambda: not self._is_streaming, _STOP_PATIENCE) and not is_forgotten:
                     # a name that is back, or another agent, registers at once, and must not overtake this end (A2)
                     await self._serving.wait_disconnected(_CLOSED_WITHIN)
                 for server in (*self._earlier, self._server):
@@ -220,9 +223,9 @@ class Registrar:
         self._set_registered(True)
         try:
             if self._earlier:
-                await self._until(lambda: not self.plugin.streaming or self._must_renew, _LINGER)
+                await self._attention.until(lambda: not self.plugin.streaming or self._must_renew, _LINGER)
             await self._close_earlier()
-            await self._until(lambda: not self.plugin.streaming or self._must_renew)
+            await self._attention.until(lambda: not self.plugin.streaming or self._must_renew)
             await self._until_answered(lambda: not self.plugin.streaming or not self.plugin.allocating)
         finally:
             self._set_registered(False)
@@ -311,7 +314,7 @@ class Registrar:
             raise
         server.is_answered = True
         # a connection that the kubelet has closed meanwhile (A2) brings no stream
-        await self._until(lambda: plugin.streams > before or server.is_left, _STREAM_WITHIN)
+        await self._attention.until(lambda: plugin.streams > before or server.is_left, _STREAM_WITHIN)
         if plugin.streams <= before:
             raise RegistrationError(f"the kubelet accepted {plugin.resource} but opened no ListAndWatch")
         self._serving = server
@@ -344,11 +347,11 @@ class Registrar:
 
     async def _ended(self, servers: Iterable[_Socket], reached: Callable[[], bool]) -> bool:
         """Wait until streams have ended; False where we had to break their connections, as the client does not read."""
-        if await self._until(reached, _TRAILERS_WITHIN):
+        if await self._attention.until(reached, _TRAILERS_WITHIN):
             return True
         for server in servers:
             server.reset_connections()  # a stream that ends later would make the kubelet drop the next one (A2)
-        await self._until(reached, _TRAILERS_WITHIN)
+        await self._attention.until(reached, _TRAILERS_WITHIN)
         return False
 
     async def _close_earlier(self) -> None:
@@ -414,35 +417,20 @@ class Registrar:
 
     # --- waiting ---
 
-    async def _until(self, reached: Callable[[], bool], within: float | None = None) -> bool:
-        """Wait until `reached` is true, looking at each of the plugin's calls; False after so many seconds."""
-        if reached():
-            return True
-        try:
-            with anyio.fail_after(within):
-                while not reached():
-                    self._attention.clear()
-                    await self._attention.wait()
-        except TimeoutError:
-            return reached()  # where this process stood still, both have come by now
-        return True
-
-    async def _until_answered(self, reached: Callable[[], bool], within: float | None = None) -> bool:
-        """The same, also looking whenever an Allocate is answered, or a stream's first list is sent."""
+    async def _until_answered(self, reached: Callable[[], bool], at_most: float = math.inf) -> bool:
+        """`_attention.until`, looking also whenever an Allocate is answered, or a stream's first list is sent."""
         self.plugin.awaited += 1
         try:
-            return await self._until(reached, within)
+            return await self._attention.until(reached, at_most)
         finally:
             self.plugin.awaited -= 1
 
-    async def _wait_to_retry(self, delay: float, most: float, generation: int) -> float:
-        """Wait for so long, or until a new kubelet starts; returns the next delay."""
-        try:
-            with anyio.fail_after(delay):
-                await self._kubelet.newer_than(generation)
-        except TimeoutError:
-            return min(delay * 2, most)
-        return _FIRST_DELAY
+    async def _wait_to_retry(self, delay: float, generation: int) -> bool:
+        """Wait for so long, or until a new kubelet starts; has one started?"""
+        with anyio.move_on_after(delay):
+            await self._kubelet.newer_than(generation)
+            return True
+        return False
 
     def _set_registered(self, registered: bool) -> None:
         self.registered, self.rival = registered, ""

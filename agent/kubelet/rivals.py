@@ -24,7 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import anyio
 import structlog
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -35,6 +34,7 @@ from agent.kubelet.podresources import PodResourcesError, list_allocatable
 from agent.kubelet.transport.client import listens
 from agent.runtime import running_time
 from agent.runtime.errors import some
+from agent.runtime.pacing import Backoff, Doorbell
 from agent.runtime.workers import NoWorkerError, Workers
 
 if TYPE_CHECKING:
@@ -192,14 +192,6 @@ def other_sockets(plugin_dir: Path) -> dict[str, SocketId]:
 # --- looking, and what is done about it ---
 
 
-class _Tried(Struct, frozen=True):
-    """A resource that was registered once more, and of which the kubelet still has no device."""
-
-    delay: float
-    again: float
-    """Monotonic seconds."""
-
-
 class LostResources:
     """Compares the devices that the kubelet has, and would give to pods, with those of our lists."""
 
@@ -224,7 +216,8 @@ class LostResources:
         self._socket, self._plugin_dir, self._clock = pod_resources, plugin_dir, clock
         self.registrars = {} if registrars is None else registrars
         self._workers = Workers("other plugins", limit=2)
-        self._tried: dict[str, _Tried] = {}
+        self._tried: dict[str, tuple[float, Backoff]] = {}
+        """Resource that was registered once more, and of which the kubelet still has no device → until when (monotonic)."""
         self._overtaken: dict[str, int] = {}  # resource → how many Allocates had come when it was
         self._observed = Observation()
         self._allocatable: Mapping[str, Set[str]] | None = None  # as the kubelet said last; None: it did not
@@ -234,7 +227,7 @@ class LostResources:
         self._moved: dict[str, float] = {}  # socket → when it came or went last, since the last look
         self._doubts: dict[str, tuple[float, str]] = {}
         """Resource → since when a list of ours may hide that the kubelet has lost it, and why."""
-        self._sign = asyncio.Event()
+        self._sign = Doorbell()
         self._is_looking = False
         self._is_told = False  # of what happens in the plugin directory
 
@@ -251,10 +244,7 @@ class LostResources:
         """Look for ever."""
         try:
             while True:
-                with anyio.move_on_after(self._pause()):
-                    await self._sign.wait()
-                    await asyncio.sleep(_GATHER)
-                self._sign.clear()
+                await self._sign.rung(self._pause(), gather=_GATHER)
                 await self.look()
         finally:
             self._workers.close()
@@ -448,11 +438,10 @@ class LostResources:
 
     def _renew(self, registrar: Registrar, why: str) -> None:
         name, now = registrar.plugin.resource, self._clock()
-        before = self._tried.get(name)
-        if before is not None and now < before.again:
+        again, backoff = self._tried.get(name, (now, Backoff(INTERVAL, _LONGEST)))
+        if now < again:
             return
-        delay = INTERVAL if before is None else min(before.delay * 2, _LONGEST)
-        self._tried[name] = _Tried(delay, now + delay)
+        self._tried[name] = now + backoff.next(), backoff
         self._overtaken.pop(name, None)
         self._doubts.pop(name, None)
         registrar.plugin.silence(True, self._offered(registrar))  # until the new stream

@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from agent.runtime.errors import FairleadError
+from agent.runtime.pacing import Backoff
 
 T = TypeVar("T")
 
@@ -72,9 +73,6 @@ def read(data: bytes, kind: type[T], status: int = HTTPStatus.OK) -> T:
         raise ApiError(f"what answers for the API server makes no sense ({status}): {error}", status) from error
 
 
-def pause(failures: int, chance: Callable[[], float] = random.random) -> float:
-    """Seconds to wait after so many failures in a row: doubling, and up to twice as long by chance.
-
-    Without chance, the nodes of a cluster would all come back to their API server at the same moment.
-    """
-    return float(min(_FIRST_PAUSE * 2 ** min(failures - 1, 10), _LONGEST_PAUSE) * (1 + chance()))
+def backoff(most: float = _LONGEST_PAUSE) -> Backoff:
+    """How long to wait after failures: else the nodes of a cluster would all come back to their API server at the same moment."""
+    return Backoff(_FIRST_PAUSE, most, random.random)

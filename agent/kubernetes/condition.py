@@ -6,7 +6,6 @@ Fairlead still looks (as the kubelet does with those of its own: nodeStatusRepor
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -17,10 +16,11 @@ import msgspec
 from msgspec import Struct
 
 from agent.inventory.shortfall import Missing
-from agent.kubernetes.api import STRATEGIC, Api, ApiError, pause, read
+from agent.kubernetes.api import STRATEGIC, Api, ApiError, backoff, read
 from agent.kubernetes.notices import EXPECTED, timestamp
 from agent.model import Slot
 from agent.runtime.errors import brief, some
+from agent.runtime.pacing import Doorbell
 from agent.runtime.supervision.problems import Trouble
 from agent.runtime.workers import Workers
 
@@ -97,7 +97,7 @@ class ConditionKeeper:
         self._resources, self._missing, self._unwritten = resources, missing, unwritten
         self._clock, self._wall = clock, wall
         self._since: str | None = None  # when the status that is written became so
-        self._changed = asyncio.Event()
+        self._changed = Doorbell()
 
     def changed(self) -> None:
         """Something about devices has changed."""
@@ -105,9 +105,8 @@ class ConditionKeeper:
 
     async def run(self, api: Api, workers: Workers) -> None:
         """Write, until cancelled; decided in a thread of `workers`, since there may be 10,000 devices."""
-        written, written_at, failures = None, 0.0, 0
+        written, written_at, tries = None, 0.0, backoff()
         while True:
-            self._changed.clear()
             now = await workers.start(partial(condition, self._resources(), list(self._missing())))
             if now != written or self._clock() - written_at >= HEARTBEAT:
                 try:
@@ -115,14 +114,12 @@ class ConditionKeeper:
                 except ApiError as error:
                     if error.status:
                         self._unwritten.report_once(error.sentence)
-                    failures += 1
-                    await anyio.sleep(pause(failures))
+                    await anyio.sleep(tries.next())
                     continue
                 self._unwritten.healed()
-                written, written_at, failures = now, self._clock(), 0
-            with anyio.move_on_after(max(0.0, written_at + HEARTBEAT - self._clock())):
-                await self._changed.wait()
-                await anyio.sleep(TOGETHER)
+                written, written_at = now, self._clock()
+                tries.reset()
+            await self._changed.rung(max(0.0, written_at + HEARTBEAT - self._clock()), gather=TOGETHER)
 
     async def _write(self, api: Api, now: Condition, before: Condition | None) -> None:
         """Write it; `before` is what we wrote last, if anything.

@@ -21,9 +21,10 @@ from agent.health import HealthBook
 from agent.health.drains import Drain
 from agent.inventory.inventory import Inventory
 from agent.kubernetes import notices
-from agent.kubernetes.api import WATCH, Api, ApiError, pause, read
+from agent.kubernetes.api import WATCH, Api, ApiError, backoff, read
 from agent.kubernetes.notices import Notice
 from agent.runtime.errors import FairleadError, brief, some
+from agent.runtime.pacing import Doorbell
 from agent.runtime.supervision.problems import Problems
 
 ANNOTATION: Final = "fairlead.dev/drain"
@@ -132,7 +133,7 @@ class DrainAnnotation:
         self._found: Mapping[str, frozenset[str]] = {}
         self._found_at: tuple[tuple[str, ...], int] = (), -1
         self._unknown: frozenset[str] = frozenset()
-        self._changed = asyncio.Event()
+        self._changed = Doorbell()
         self._name = node
         self._unread = problems.trouble(
             "kubernetes",
@@ -163,19 +164,18 @@ class DrainAnnotation:
 
     async def watch(self, api: Api) -> None:
         """Follow the annotation, until cancelled."""
-        failures, self._named = 0, None
+        tries, self._named = backoff(), None
         while True:
             try:
                 # without a resourceVersion a watch begins with what is there: nothing has to be listed
                 await api.watch(self._path, _ACCEPT, self._take)
-                failures = 0
+                tries.reset()
                 if self._named is None:
                     self._unread.report_once(f"there is no node {self._name!r}: the variable NODE_NAME must name it")
             except ApiError as error:
                 if error.status:
                     self._unread.report_once(error.sentence)
-                failures += 1
-            await anyio.sleep(pause(max(failures, 1)))
+            await anyio.sleep(tries.next())
 
     def _take(self, line: bytes) -> None:
         """A line of the watch.
@@ -200,12 +200,9 @@ class DrainAnnotation:
         """Drain and undrain, until cancelled."""
         self._found_at = (), -1  # what is wrong with the names is told again
         while True:
-            self._changed.clear()
             if self._named is not None:
                 await self._follow(self._named)
-            with anyio.move_on_after(_LOOK_AGAIN):
-                await self._changed.wait()
-                await anyio.sleep(_TOGETHER)
+            await self._changed.rung(_LOOK_AGAIN, gather=_TOGETHER)
 
     async def _follow(self, named: tuple[str, ...]) -> None:
         found = await self._find(named)

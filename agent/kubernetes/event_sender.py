@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -13,8 +12,9 @@ import anyio
 from msgspec import Struct
 
 from agent.kubernetes import notices
-from agent.kubernetes.api import STRATEGIC, Api, ApiError, pause
+from agent.kubernetes.api import STRATEGIC, Api, ApiError, backoff
 from agent.kubernetes.notices import Notice, Subject
+from agent.runtime.pacing import Doorbell
 from agent.runtime.supervision.problems import Trouble
 
 _REMEMBERED: Final = 1000  # Events of ours; client-go remembers 4096
@@ -46,7 +46,7 @@ class EventSender:
         self._node, self._refused, self._clock, self._wall = node, refused, clock, wall
         self._queue = EventQueue(notices.node(node))
         self._bucket = Bucket()
-        self._come = asyncio.Event()
+        self._come = Doorbell()
         self._sent: OrderedDict[object, _Sent] = OrderedDict()
         self._number = 0
 
@@ -59,19 +59,19 @@ class EventSender:
 
     async def run(self, api: Api) -> None:
         """Send, until cancelled."""
-        failures = 0
+        tries = backoff()
         while True:
             if (wait := self._bucket.wait(self._clock())) > 0:
                 await anyio.sleep(wait)
                 continue
             if (waiting := self._queue.take()) is None:
-                self._come.clear()
-                await self._come.wait()
+                await self._come.rung()
                 continue
             self._bucket.take()
-            failures = 0 if await self._send(api, waiting) else failures + 1
-            if failures:
-                await anyio.sleep(pause(failures))
+            if await self._send(api, waiting):
+                tries.reset()
+            else:
+                await anyio.sleep(tries.next())
 
     async def _send(self, api: Api, waiting: Waiting) -> bool:
         """Send one; False where it has to be sent again."""

@@ -1,6 +1,12 @@
-"""Limits how often something is done: some times at once, then once in each period."""
+"""Paces loops: how often something is done, how long until the next try, and how a loop waits for news."""
 
 from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+import anyio
 
 
 class Credit:
@@ -20,3 +26,46 @@ class Credit:
     def wait(self, now: float) -> float:
         """The seconds until the next one may be spent: now, if not above 0."""
         return self._full - self._lead - now
+
+
+class Backoff:
+    """Seconds until the next try: `first`, and after each further failure twice as many, up to `most`."""
+
+    def __init__(self, first: float, most: float = math.inf, chance: Callable[[], float] = lambda: 0.0) -> None:
+        """`chance` lengthens each wait, by 1 for twice as long: nodes of a cluster must not all come back at one moment."""
+        self._first, self._most, self._chance = first, most, chance
+        self.delay = first
+        """What comes next, without chance."""
+
+    def next(self, most: float = math.inf) -> float:
+        """The seconds to wait now; not above `most`, if the failure is one that is soon over."""
+        delay = min(self.delay, most, self._most)
+        self.delay = min(delay * 2, most, self._most)
+        return delay * (1 + self._chance())
+
+    def reset(self) -> None:
+        """It works: the next failure is the first."""
+        self.delay = self._first
+
+
+class Doorbell(asyncio.Event):
+    """An event at which a loop waits for news: each `set` is one ring. What rings while the loop is busy, it hears next."""
+
+    async def rung(self, at_most: float = math.inf, *, gather: float = 0.0) -> None:
+        """Wait for a ring, then let others come for `gather` seconds; return after `at_most` seconds without one."""
+        with anyio.move_on_after(at_most):
+            await self.wait()
+            if gather:
+                await anyio.sleep(gather)
+        self.clear()
+
+    async def until(self, reached: Callable[[], bool], at_most: float = math.inf) -> bool:
+        """Look at each ring whether something is so, and wait for it; False where it is not so after `at_most` seconds.
+
+        Where this process stood still, both the ring and the end have come: so it is looked at once more.
+        """
+        with anyio.move_on_after(at_most):
+            while not reached():
+                self.clear()
+                await self.wait()
+        return reached()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 from collections import defaultdict
@@ -30,6 +31,7 @@ from agent.kubelet.plugin import Plugin
 from agent.kubelet.registration import Registrar
 from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import Encoded, PluginOptions, PreferredRequest
+from agent.runtime.pacing import Doorbell
 from agent.simulation import plugin_client
 from agent.simulation.changes import Change, Kind
 from agent.simulation.kubelet import DISCONNECT_DELAY
@@ -144,12 +146,12 @@ class Tries:
         self.held = False
         wait, loop = Registrar._wait_to_retry, asyncio.get_running_loop()
 
-        async def noted(registrar: Registrar, delay: float, most: float, generation: int) -> float:
+        async def noted(registrar: Registrar, delay: float, generation: int) -> bool:
             self.delays[registrar.plugin.resource].append(delay)
             if self.held:
-                return await wait(registrar, HOURS, most, generation)
+                return await wait(registrar, HOURS, generation)
             loop.call_soon(pass_time, delay)
-            return await wait(registrar, delay, most, generation)
+            return await wait(registrar, delay, generation)
 
         monkeypatch.setattr(Registrar, "_wait_to_retry", noted)
         for module in (registration, kubelet_socket):
@@ -333,10 +335,10 @@ async def test_a_kubelet_that_stays_away_for_a_while_is_found_again_at_once(
     waits = [0.0]
     wait = Registrar._wait_to_retry
 
-    async def long(self: Registrar, delay: float, most: float, generation: int) -> float:
+    async def long(self: Registrar, delay: float, generation: int) -> bool:
         """After the first time, wait for longer than this test does."""
         waits.append(delay if generation != agent.kubelet.generation or not waits[-1] else HOURS)
-        return await wait(self, waits[-1], most, generation)
+        return await wait(self, waits[-1], generation)
 
     monkeypatch.setattr(Registrar, "_wait_to_retry", long)
     await node.start()
@@ -532,9 +534,9 @@ async def test_a_stream_that_came_while_this_process_stood_still_has_come_in_tim
     node: SimulatedKubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The machine was paused; to register once more would end a stream that is well."""
-    until_, within = Registrar._until, list[float | None]()
+    until_, within = Doorbell.until, list[float]()
 
-    async def noted(self: Registrar, reached: Callable[[], bool], within_: float | None = None) -> bool:
+    async def noted(self: Doorbell, reached: Callable[[], bool], within_: float = math.inf) -> bool:
         if within_ != registration._STREAM_WITHIN:
             return await until_(self, reached, within_)
         within.append(within_)
@@ -551,7 +553,7 @@ async def test_a_stream_that_came_while_this_process_stood_still_has_come_in_tim
         came = True
         agent.plugin.on_call()
 
-    monkeypatch.setattr(Registrar, "_until", noted)
+    monkeypatch.setattr(Doorbell, "until", noted)
     await node.start()
     with capture_logs() as lines:
         async with running(node) as agent:

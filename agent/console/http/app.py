@@ -28,6 +28,7 @@ from agent.console.probe_service import Health, verdict
 from agent.console.views import Event, Status
 from agent.runtime.chunked_work import in_slices
 from agent.runtime.counts import Counts
+from agent.runtime.pacing import Doorbell
 
 _HEADERS: Final = (
     (b"connection", b"close"),
@@ -167,20 +168,18 @@ class Viewers:
         self._control = control
         self._picture = picture
         self._assets = assets
-        self._watched = asyncio.Event()
-        self._happened = asyncio.Event()
+        self._watched, self._happened = Doorbell(), Doorbell()
         self._drawn = asyncio.Event()
         self._told = 0  # the version that viewers were woken for last
 
     async def run(self) -> None:
         """Draw the page while a browser shows it, for ever."""
         while True:
-            await self._watched.wait()
+            await self._watched.until(lambda: self.number > 0)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._listen)
                 while self.number:
                     await self._look()
-                self._watched.clear()
                 tasks.cancel_scope.cancel()
 
     async def _listen(self) -> None:
@@ -190,15 +189,13 @@ class Viewers:
                 self._happened.set()
 
     async def _look(self) -> None:
-        self._happened.clear()
         await self._picture.refresh()
         if self._picture.version != self._told:  # a browser that loads the page has it drawn, too
             self._told = self._picture.version
             self._drawn.set()
             self._drawn = asyncio.Event()
         await anyio.sleep(_COALESCE)
-        with anyio.move_on_after(_POLL):
-            await self._happened.wait()
+        await self._happened.rung(_POLL)
 
     async def messages(self, seen: str) -> AsyncGenerator[bytes, None]:
         """Server-sent events for one viewer: first what it lacks, then what changes; `seen` is the last ID it had."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final
@@ -17,6 +16,7 @@ from agent.inventory.unmatched import unmatched
 from agent.kubernetes.runner import KubernetesParts
 from agent.model import Snapshot
 from agent.runtime import limits
+from agent.runtime.pacing import Doorbell
 from backends.base import Resource
 
 _PAUSE: Final = 1.0
@@ -34,13 +34,12 @@ class ListWarnings:
         self._node, self._kubernetes = node, kubernetes
         self._omitted: dict[str, int] = {}
         self._broken: dict[str, str] = {}
-        self._changed = asyncio.Event()
+        self._changed = Doorbell()
 
     async def run(self) -> None:
         """Tell what is missing, and what is not any more, as it changes."""
+        await anyio.sleep(_PAUSE)
         while True:
-            await anyio.sleep(_PAUSE)
-            self._changed.clear()
             looked = {kind for kind, it in self._node.discoverers.items() if not it.unseen()}
             told, ended = await self._node.shortfall.look(looked)
             await self._node.keeper.write_offered()
@@ -58,8 +57,7 @@ class ListWarnings:
                     "device-offered-again", resource=it.resource, backend=it.backend, device=it.device, called=name
                 )
             self._kubernetes.missing(told[:LOGGED_AT_MOST], more, ended[:LOGGED_AT_MOST])
-            with anyio.move_on_after(_SELDOM):
-                await self._changed.wait()
+            await self._changed.rung(_SELDOM, gather=_PAUSE)
 
     def devices_changed(self) -> None:
         """Say which resources' backends failed on a device, and how; what is missing may be another."""

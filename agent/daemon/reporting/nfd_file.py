@@ -7,7 +7,6 @@ limits. After a time that is written into the file, NFD drops it: labels of a Fa
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections import Counter
@@ -18,9 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import anyio
-
 from agent.model import Slot, State
+from agent.runtime.pacing import Doorbell
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.workers import Workers
 from backends.base import Device
@@ -108,7 +106,7 @@ class FeatureFile:
         self.path = path
         self._resources = resources
         self._wall = wall
-        self._changed = asyncio.Event()
+        self._changed = Doorbell()
         self._workers = Workers("features", 1)
         self._said: list[str] | None = None  # the lines in the file; None: unknown
         self._written = 0.0
@@ -134,7 +132,6 @@ class FeatureFile:
         """Write it for ever. At the end it stays: a restart is no reason to take labels away and give them back."""
         try:
             while True:
-                self._changed.clear()
                 resources = self._resources()
                 try:
                     omitted = await self._workers.start(partial(self._update, resources))
@@ -143,9 +140,7 @@ class FeatureFile:
                 else:
                     self._unwritten.healed()
                     self._note_omitted(omitted)
-                with anyio.move_on_after(REFRESH):
-                    await self._changed.wait()
-                    await anyio.sleep(TOGETHER)
+                await self._changed.rung(REFRESH, gather=TOGETHER)
         finally:
             self._workers.close()
 

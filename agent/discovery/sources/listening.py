@@ -13,6 +13,7 @@ import anyio
 
 from agent.discovery import backend_answers
 from agent.runtime.errors import words
+from agent.runtime.pacing import Backoff
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import Backend, Heard
@@ -52,15 +53,15 @@ class Listening:
 
     async def run(self) -> None:
         """Listen until cancelled. The thread ends with what it hears next, or hangs on."""
-        delay = _FIRST_DELAY
+        backoff = Backoff(_FIRST_DELAY, _MOST_DELAY)
         try:
             while True:
                 why = await self._listen()
-                delay = _FIRST_DELAY if not self.complaint else delay
+                if not self.complaint:
+                    backoff.reset()
                 self.complaint = why
                 self._trouble.report_once(why)
-                await anyio.sleep(delay)
-                delay = min(delay * 2, _MOST_DELAY)
+                await anyio.sleep(backoff.next())
         finally:
             self._trouble.healed()
 

@@ -51,6 +51,7 @@ from agent.kubelet.transport.http2 import ServerConnection
 from agent.kubelet.wire import Codec
 from agent.runtime.errors import brief
 from agent.runtime.limits import SOCKET_PATH_LIMIT
+from agent.runtime.pacing import Doorbell
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -162,7 +163,7 @@ class SocketServer(Server):
         """The methods that are answered without grpclib."""
         self.path = path
         self._connections: set[Connection] = set()
-        self._disconnected = asyncio.Event()
+        self._disconnected = Doorbell()
         self._made: _FileId | None = None
 
     def _protocol_factory(self) -> H2Protocol:
@@ -277,15 +278,7 @@ class SocketServer(Server):
         the *new* client, keeps the devices healthy, and does not notice when we die (kubelet contract: A2).
         False means it did not close it: it had forgotten this client; registering now repairs that.
         """
-        if not self._connections:
-            return True
-        self._disconnected.clear()
-        try:
-            with anyio.fail_after(patience):
-                await self._disconnected.wait()
-        except TimeoutError:
-            return not self._connections  # where this process stood still, both have come by now
-        return True
+        return await self._disconnected.until(lambda: not self._connections, patience)
 
 
 # --- one client's connection ---

@@ -10,6 +10,7 @@ import anyio
 import structlog
 
 from agent.runtime.errors import words
+from agent.runtime.pacing import Backoff
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.watchdog import Pulse
 
@@ -28,7 +29,7 @@ async def supervise(
 
     Cancellation, and whatever else is no `Exception`, goes through.
     """
-    delay = _FIRST_DELAY
+    backoff = Backoff(_FIRST_DELAY, _MOST_DELAY)
     trouble = (problems or Problems()).trouble(
         "restarts", f"{part} fails and is started again", "part-restarts", level="error", fades=_FADES, part=part
     )
@@ -42,13 +43,13 @@ async def supervise(
             if ours and not trouble.is_known(failure):
                 log.exception("part-failed", part=part)  # with its traceback
         if time.monotonic() - began >= _SETTLED_AFTER:
-            delay = _FIRST_DELAY
+            backoff.reset()
             trouble.healed()
         trouble.report_once(failure)
+        delay = backoff.next()
         if pulse is not None:
             pulse.failed(delay, ours=ours)
         await anyio.sleep(delay)
-        delay = min(delay * 2, _MOST_DELAY)
 
 
 def _is_systems(error: BaseException) -> bool:
