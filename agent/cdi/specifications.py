@@ -27,7 +27,7 @@ from agent.runtime import running_time
 from agent.runtime.chunked_work import in_slices
 from agent.runtime.errors import words
 from agent.runtime.pacing import Doorbell
-from agent.runtime.supervision.problems import Problems, Trouble
+from agent.runtime.supervision.problems import Problems, Trouble, Troubles
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import AllocationRefused, Backend, ContainerEdits, Grant, Host, Resource
 
@@ -56,7 +56,7 @@ class Specifications:
         self._problems = problems
         self._watch = DirectoryWatch(self._removed, lambda: self.changed(self._written), problems=problems)
         self._watch.watch(frozenset({host.local(names.DIRECTORY)}))
-        self._troubles: dict[str, Trouble] = {}
+        self._troubles = Troubles(self._trouble)
         self._written: set[str] = set()  # resources that have a specification
         self._stale: set[str] = set()
         self._changed = Doorbell()
@@ -196,23 +196,17 @@ class Specifications:
             self._written.add(name)
         else:
             self._written.discard(name)
-        if (trouble := self._troubles.pop(name, None)) is not None:
-            trouble.healed()
+        self._troubles.heal(name)
 
     def _report(self, name: str, error: Exception) -> str:
         """Report why a specification is not written; returns the reason."""
-        if name not in self._troubles:
-            self._troubles[name] = self._problems.trouble(
-                "cdi",
-                f"{names.file(name)}, which tells container runtimes of {name}, is not written",
-                "cdi-not-written",
-                "cdi-written",
-                resource=name,
-                then="trying again",
-            )
         why = words(error) if str(error) else f"not done within {WRITE_DEADLINE:g} s"
         self._troubles[name].report_once(why)
         return why
+
+    def _trouble(self, name: str) -> Trouble:
+        what = f"{names.file(name)}, which tells container runtimes of {name}, is not written"
+        return self._problems.trouble("cdi", what, "cdi-not-written", "cdi-written", resource=name, then="trying again")
 
 
 def _grants(slots: Mapping[str, Slot], claims: Iterable[str]) -> Iterator[Grant]:

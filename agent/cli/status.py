@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -15,7 +14,7 @@ from agent.cli.output import bold, echo, table, wrapped
 from agent.cli.watch import Past, follow
 from agent.console import advice
 from agent.console.client import Client
-from agent.console.views import NAMES_NOTHING, Device, Resource, Status, Unclaimed
+from agent.console.views import NAMES_NOTHING, STATES, Device, Resource, Status, Unclaimed
 from agent.runtime.errors import some
 
 _TABLED: Final = 64
@@ -23,7 +22,6 @@ _TABLED: Final = 64
 _TOLD: Final = 3
 """Devices of one reason that have a sentence each on a screen without room for all."""
 _UNUSABLE: Final = "unusable"  # as `agent.inventory.shortfall` has it: its sentence says what to do
-_COUNTED: Final = ("Healthy", "Degraded", "Unhealthy", "Drained")
 _WORST_FIRST: Final = ("Unhealthy", "Degraded", "Drained", "Healthy")
 _UNNAMED = (
     "A pod that the kubelet does not name starts, or has ended; its device is free once the kubelet's checkpoint leaves it "
@@ -180,14 +178,11 @@ def _witnesses(shown: Status) -> Iterator[str]:
 
 
 def _row(resource: Resource) -> tuple[str, ...]:
-    counted = Counter[str]()
-    for device in resource.devices:
-        counted[device.condition] += len(device.ids)
-    used = sum(len(device.held) for device in resource.devices)
-    numbers = [(counted[name], output.state(name, str(counted[name]))) for name in _COUNTED]
+    by_state = resource.by_state
+    numbers = [output.state(name, str(number)) if (number := by_state[name]) else "0" for name in STATES]
     word, state = resource.registration
     kubelet = word if state == "Healthy" else output.state(state, word)
-    return (resource.name, kubelet, *(text if number else "0" for number, text in numbers), str(used))
+    return (resource.name, kubelet, *numbers, str(resource.in_use))
 
 
 def _together(bad: Iterable[tuple[Resource, Device]]) -> Iterator[tuple[Resource, Device]]:

@@ -5,10 +5,14 @@ Times are seconds since 1970. A field that is added needs a default: a daemon of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
 import msgspec
+
+STATES: Final = ("Healthy", "Degraded", "Unhealthy", "Drained")
+"""In the order of the faces' tables; a drained device is Unhealthy to the kubelet."""
 
 NAMES_NOTHING: Final = "no device gives it a name so far"
 """Of a template that has given no resource."""
@@ -117,6 +121,19 @@ class Resource(msgspec.Struct, frozen=True):
     complaint: str = ""
     """Why it is not registered, or what is wrong with it."""
     devices: tuple[Device, ...] = ()
+
+    @property
+    def by_state(self) -> Counter[str]:
+        """How many of its IDs are in each of `STATES`."""
+        number = Counter(dict.fromkeys(STATES, 0))
+        for device in self.devices:
+            number[device.condition] += len(device.ids)
+        return number
+
+    @property
+    def in_use(self) -> int:
+        """How many IDs pods hold."""
+        return sum(len(device.held) for device in self.devices)
 
     @property
     def served(self) -> bool:

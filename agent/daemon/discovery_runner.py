@@ -91,7 +91,9 @@ class DiscoveryRunner:
         self._scopes: dict[Discoverer, anyio.CancelScope] = {}
         self._pulses = {name: watchdog.pulse(name) for name in (_INOTIFY, _KMSG, _LINKS)}
         self._paths = PathSource(self.take, host, self._pulses[_INOTIFY].beat, problems)
-        self.kmsg = KmsgSource(self.take, host, beat=self._pulses[_KMSG].beat, on_complaint=self._listen)
+        self.kmsg = KmsgSource(
+            self.take, host, beat=self._pulses[_KMSG].beat, on_complaint=self._listen, problems=problems
+        )
         self._links = LinkSource(self.take, beat=self._pulses[_LINKS].beat)
         self._uevents = None
         if settings.uevents != "off":

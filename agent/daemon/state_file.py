@@ -31,6 +31,7 @@ from agent.history.timeline import Record
 from agent.inventory.shortfall import Offered
 from agent.model import Held
 from agent.runtime.errors import words
+from agent.runtime.supervision.problems import Problems
 from backends.linux import files
 
 _FORMAT: Final = 3
@@ -86,8 +87,10 @@ class StateFile:
         self._aside = directory / "state.damaged.json"
         self._wanted = self._written = 0  # count what was asked to be written, and what of it is; raised on the loop
         self._content = Kept()
-        self.complaint = ""
-        """Why it could not be written the last time; empty if it was."""
+        self._unwritten = Problems().trouble(
+            "state", f"{self.path} cannot be written", "state-not-written", "state-written-again",
+            level="error", file=str(self.path), then=f"a restart of Fairlead would lose it: {_LOST}",
+        )  # fmt: skip
         self.damage = ""
         """What was wrong with the file when it was read, one sentence for a person; empty if nothing was."""
         self._work = threading.Event()
@@ -98,6 +101,11 @@ class StateFile:
         self._room = _MOST_BYTES  # that the open file may take; the thread's
         self._aside_is_kept = False
         self._unsynced = False  # has the open file lines that the disk may not have? the thread's
+
+    @property
+    def complaint(self) -> str:
+        """Why it could not be written the last time; empty if it was."""
+        return self._unwritten.reason
 
     @property
     def is_behind(self) -> bool:
@@ -274,16 +282,10 @@ class StateFile:
         for done in [done for wanted, done in self._waiters.items() if wanted <= number]:
             if not done.done():
                 done.set_result(None)
-        if complaint and complaint != self.complaint:
-            log.error(
-                "state-not-written",
-                file=str(self.path),
-                reason=complaint,
-                then=f"a restart of Fairlead would lose it: {_LOST}",
-            )
-        elif self.complaint and not complaint:
-            log.info("state-written-again", file=str(self.path))
-        self.complaint = complaint
+        if complaint:
+            self._unwritten.report_once(complaint)
+        else:
+            self._unwritten.healed()
 
 
 class _FormatError(Exception):

@@ -19,6 +19,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from agent.kubelet import wire
 from agent.kubelet.transport.client import Channel
 from agent.runtime.errors import words
+from agent.runtime.supervision.problems import Problems
 
 API_VERSION: Final = "v1beta1"  # the only one a kubelet accepts (A1)
 
@@ -57,9 +58,15 @@ class Kubelet:
         self._channel: Channel | None = None
         self._users: Counter[Channel] = Counter()
         self._turns = asyncio.Semaphore(_AT_ONCE)
-        self.complaint = ""
-        """Why it does not answer, if it was asked and has not for a while."""
+        self._silent = Problems().trouble(
+            "kubelet", f"it does not answer on {socket}", "kubelet-silent", socket=str(socket), then="trying again until it does"
+        )  # fmt: skip
         self._silent_since: float | None = None
+
+    @property
+    def complaint(self) -> str:
+        """Why it does not answer, if it was asked and has not for a while."""
+        return self._silent.reason
 
     def look(self) -> None:
         """Look whether the socket is another one, of a kubelet that has just started.
@@ -80,7 +87,7 @@ class Kubelet:
         self._identity = identity
         self.generation += 1
         self._channel = None  # closed by the last who uses it
-        self._silent_since, self.complaint = None, ""
+        self._answers()
         self._appeared.set()
         self._appeared = asyncio.Event()
         for scope in tuple(self._attempts):
@@ -89,11 +96,7 @@ class Kubelet:
     def _refuse_link(self) -> None:
         """Report a link in the place of the socket, once; the directory may be one, where it lies on another disk."""
         self._identity = None
-        if self.complaint != _LINK:
-            self.complaint = _LINK
-            log.warning(
-                "kubelet-silent", socket=str(self.socket), reason=_LINK, then="waiting until a kubelet makes its own"
-            )
+        self._silent.report_once(_LINK, then="waiting until a kubelet makes its own")
 
     async def newer_than(self, generation: int) -> None:
         """Wait until a socket newer than this one has appeared."""
@@ -135,17 +138,19 @@ class Kubelet:
             sentence = f"the kubelet does not answer on {self.socket}: {words(error)}"
             is_unasked = isinstance(error, ConnectionRefusedError | FileNotFoundError)
             raise UnreachableError(sentence, is_unasked=is_unasked) from None
-        self._silent_since, self.complaint = None, ""
+        self._answers()
+
+    def _answers(self) -> None:
+        self._silent_since = None
+        self._silent.healed()
 
     def _note_silence(self, error: Exception) -> None:
         """Report once, for all resources, that the kubelet does not answer."""
         now = time.monotonic()
         self._silent_since = self._silent_since or now
         if now - self._silent_since >= _WORTH_SAYING and not self.complaint:
-            self.complaint = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else words(error)
-            log.warning(
-                "kubelet-silent", socket=str(self.socket), reason=self.complaint, then="trying again until it does"
-            )
+            why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else words(error)
+            self._silent.report_once(why)
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Channel]:

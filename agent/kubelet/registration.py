@@ -31,6 +31,7 @@ from agent.runtime import limits
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
 from agent.runtime.pacing import Backoff, Doorbell
+from agent.runtime.supervision.problems import Problems
 
 if TYPE_CHECKING:
     from grpclib.server import Stream
@@ -123,8 +124,9 @@ class Registrar:
         self._server = _Socket(self.plugin, self._directory)
         self._serving = self._server  # where the stream was opened last
         self._earlier: list[_Socket] = []  # of earlier registrations
-        self.complaint = ""
-        """Why the last registration did not work, if it was this resource's own fault; empty once one did."""
+        self._unregistered = Problems().trouble(
+            "resource", f"{plugin.resource} is not registered", "not-registered", resource=plugin.resource
+        )
         self.rival = ""
         """Which other plugin has registered the name since, if one has."""
         self._predecessor = predecessor
@@ -133,6 +135,11 @@ class Registrar:
         self._attempt = anyio.CancelScope()
         self._refused = 0  # streams, before this registration
         plugin.on_call = self._attention.set
+
+    @property
+    def complaint(self) -> str:
+        """Why the last registration did not work, if it was this resource's own fault; empty once one did."""
+        return self._unregistered.reason
 
     def renew(self) -> None:
         """Register once more, as soon as no Allocate is under way.
@@ -168,7 +175,7 @@ class Registrar:
             try:
                 return await self._end_after_another(self.end_stream, self._serving)
             except OSError as error:
-                self._complain(error)
+                self._unregistered.report_once(words(error))
                 await asyncio.sleep(_UNREACHABLE_DELAY)
         return End.CLOSED
 
@@ -201,7 +208,7 @@ class Registrar:
                     self._count("refused")
                     if isinstance(error, OSError):
                         most = _UNREACHABLE_DELAY  # of a full disk, say: no event tells of room
-                    self._complain(error)
+                    self._unregistered.report_once(words(error))
                 await self._close_earlier()
                 if await self._wait_to_retry(backoff.next(most), generation):
                     backoff.reset()
@@ -435,15 +442,10 @@ class Registrar:
     def _set_registered(self, registered: bool) -> None:
         self.registered, self.rival = registered, ""
         if registered:
-            self.complaint = ""
+            self._unregistered.healed()
             self._count("registered")
             log.info("registered", resource=self.plugin.resource)
         self.on_change()
-
-    def _complain(self, error: Exception) -> None:
-        if (complaint := words(error)) != self.complaint:  # said once, not at every try
-            self.complaint = complaint
-            log.warning("not-registered", resource=self.plugin.resource, reason=complaint)
 
     def _count(self, result: str) -> None:
         self._counts.registrations[self.plugin.resource, result] += 1

@@ -20,6 +20,7 @@ from agent.daemon.state_keeper import StateKeeper
 from agent.discovery.unit_state import Changes
 from agent.health import HealthBook, KeptHealth
 from agent.model import Held, Snapshot
+from agent.runtime.pacing import Doorbell
 from agent.runtime.running_time import Clock
 from agent.runtime.supervision.problems import Problems
 from backends.base import Clears, Host
@@ -112,9 +113,9 @@ class House:
         others: Any = self.told
         node.pod_claims = node.resumer = node.cdi = node.dra = node.history = others
 
-    async def sleep(self, due: float | None, woken: asyncio.Event, _clock: Callable[[], float]) -> None:
+    async def sleep(self, due: float | None, woken: Doorbell, _clock: Callable[[], float]) -> None:
         self.deadline = due
-        await woken.wait()
+        await woken.rung()
 
     async def do(self, what: str, name: str) -> None:
         found, node = device(name, CARDS), self.node

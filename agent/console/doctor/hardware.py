@@ -11,7 +11,7 @@ from agent.console import views
 from agent.console.advice import Advice, advice, of_device
 from agent.console.doctor.findings import Finding, failure, fine, warning
 from agent.console.doctor.host import node_paths
-from agent.console.views import NAMES_NOTHING, Resource, Status
+from agent.console.views import NAMES_NOTHING, Status
 from agent.inventory.device_names import name_of
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import found_missing
@@ -40,9 +40,11 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
     named = (name for it in (said.templates if said else ()) for name in it.resources)
     for name in (*names, *(name for name in named if name not in names and known[name].devices)):
         resource = known.get(name)
-        ids, lame = (
-            _counted_by_daemon(resource) if resource and resource.devices else _counted_by_look(found.inventory, name)
-        )
+        if resource and resource.devices:  # what an operator drained is not amiss
+            ids = resource.by_state.total()
+            lame = [_lame(it) for it in resource.devices if it.condition == State.UNHEALTHY.value]
+        else:
+            ids, lame = _counted_by_look(inventory, name)
         if not ids:
             yield _nothing(found, name)
         elif lame:
@@ -54,10 +56,9 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
         else:
             yield fine(f"{name} offers {ids}.")
         if drained := [it for it in (resource.devices if resource else ()) if it.condition == "Drained"]:
-            number = sum(len(it.ids) for it in drained)
             covering = [it for it in drained if it.besides]
             why = (covering or drained)[0].message.rstrip(".") + _held(covering or drained)
-            sentence = f"{name}: {number} of {ids} IDs are drained; {why}."
+            sentence = f"{name}: {sum(len(it.ids) for it in drained)} of {ids} IDs are drained; {why}."
             yield warning(sentence, _mends(map(_lame, covering), said)) if covering else fine(sentence)
         served |= {name} if ids else set()
     yield from _missing(found, said, served | {it for it, given in inventory.selection.given().items() if given})
@@ -121,12 +122,6 @@ def _counted_by_look(inventory: Inventory, name: str) -> tuple[int, list[_Lame]]
         if not slot.health.offered
     ]
     return len(slots), lame
-
-
-def _counted_by_daemon(resource: Resource) -> tuple[int, list[_Lame]]:
-    """The same from what the daemon says. What an operator drained is not amiss."""
-    lame = [_lame(it) for it in resource.devices if it.condition == State.UNHEALTHY.value]
-    return sum(len(device.ids) for device in resource.devices), lame
 
 
 def _known(device: Device | None) -> tuple[str, tuple[str, ...]]:

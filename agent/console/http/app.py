@@ -13,22 +13,22 @@ from typing import Any, Final, Generic, TypeVar
 
 import anyio
 import msgspec
-import structlog
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from agent.console.control import Control
-from agent.console.http import prometheus_format
-from agent.console.http.metrics import exposition as all_metrics
+from agent.console.http import metrics
 from agent.console.http.page import page
 from agent.console.http.page.page_parts import EVENTS, Picture
 from agent.console.probe_service import Health, verdict
 from agent.console.views import Event, Status
 from agent.runtime.chunked_work import in_slices
 from agent.runtime.counts import Counts
+from agent.runtime.errors import shown
 from agent.runtime.pacing import Doorbell
+from agent.runtime.supervision.problems import Problems
 
 _HEADERS: Final = (
     (b"connection", b"close"),
@@ -40,14 +40,14 @@ _HEADERS: Final = (
 )
 _POLICY: Final = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 
-log = structlog.get_logger()
+_OVER: Final = 300.0  # seconds without a failure after which it is over: a scrape comes each minute, as a rule
 
 
 class Face:
     """The application (ASGI)."""
 
-    def __init__(self, control: Control, health: Health, counts: Counts) -> None:
-        """Has to be made on the event loop that serves it."""
+    def __init__(self, control: Control, health: Health, counts: Counts, problems: Problems | None = None) -> None:
+        """Has to be made on the event loop that serves it; `problems` is told of answers that fail."""
         self._control = control
         self._health = health
         self._counts = counts
@@ -57,7 +57,9 @@ class Face:
         self._page = SharedAnswer(self._draw_page)
         self._metrics = SharedAnswer(self._write_metrics)
         self._json = SharedAnswer(self._write_json)
-        self._complaint = ""
+        self._failing = (problems or Problems()).trouble(
+            "http", "an answer over HTTP fails by an error of Fairlead's", "http-failed", level="error", fades=_OVER
+        )
         paths: dict[str, Callable[..., object]] = {
             "/": self.page,
             "/events": self.events,
@@ -81,9 +83,7 @@ class Face:
         try:
             await self._router(scope, receive, send_with_headers)
         except Exception as error:
-            if repr(error) != self._complaint:
-                self._complaint = repr(error)
-                log.exception("http-failed", path=scope["path"])
+            self._failing.report_once(f"{scope['path']}: {shown(error)}", error, path=scope["path"])
             raise  # uvicorn answers 500, or cuts the answer off
 
     # --- the answers ---
@@ -102,7 +102,7 @@ class Face:
 
     async def metrics(self, _request: Request) -> Response:
         """For Prometheus."""
-        return Whole(await self._metrics.get(), headers={"content-type": prometheus_format.CONTENT_TYPE})
+        return Whole(await self._metrics.get(), headers={"content-type": metrics.CONTENT_TYPE})
 
     async def status_json(self, _request: Request) -> Response:
         """For programs."""
@@ -134,7 +134,7 @@ class Face:
         return "".join(await in_slices(page.document(self.picture))).encode(errors="replace")
 
     async def _write_metrics(self) -> bytes:
-        pieces = all_metrics(await self._status.get(), self._counts)
+        pieces = metrics.exposition(await self._status.get(), self._counts)
         return "".join(await in_slices(pieces)).encode(errors="replace")
 
     async def _write_json(self) -> bytes:

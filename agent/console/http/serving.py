@@ -54,7 +54,7 @@ async def serve(
     Raises:
         OSError: one cannot listen there.
     """
-    face = Face(control, health, counts)
+    face = Face(control, health, counts, problems)
     async with listening(listen, given) as sockets, anyio.create_task_group() as tasks:
         tasks.start_soon(supervise, "live page", face.viewers.run)
         log.info("http-served", listen=listen)

@@ -17,6 +17,7 @@ from agent.kubernetes.runner import KubernetesParts
 from agent.model import Snapshot
 from agent.runtime import limits
 from agent.runtime.pacing import Doorbell
+from agent.runtime.supervision.problems import Problems, Troubles
 from backends.base import Resource
 
 _PAUSE: Final = 1.0
@@ -32,8 +33,18 @@ class ListWarnings:
     def __init__(self, node: Node, kubernetes: KubernetesParts) -> None:
         """Prepare; `kubernetes` is told what is not offered, too."""
         self._node, self._kubernetes = node, kubernetes
-        self._omitted: dict[str, int] = {}
-        self._broken: dict[str, str] = {}
+        own, kind = Problems(), node.inventory.selection.kind  # every face has what is wrong with a resource beside it
+        self._broken = Troubles(
+            lambda it: own.trouble(
+                "resource", f"{it} is broken", "resource-broken", level="error", resource=it, backend=kind(it)
+            )
+        )
+        self._cut = Troubles(
+            lambda it: own.trouble(
+                "resource", f"the list of {it} is cut", "list-too-long", "list-fits-again",
+                level="error", resource=it, limit=limits.MESSAGE_LIMIT,
+            )
+        )  # fmt: skip
         self._changed = Doorbell()
 
     async def run(self) -> None:
@@ -62,10 +73,7 @@ class ListWarnings:
     def devices_changed(self) -> None:
         """Say which resources' backends failed on a device, and how; what is missing may be another."""
         self._changed.set()
-        configured = self._node.inventory.selection
-        for name, why in configured.broken.items() - self._broken.items():
-            log.error("resource-broken", resource=name, backend=configured.kind(name), reason=why)
-        self._broken = dict(configured.broken)
+        self._broken.tell(self._node.inventory.selection.broken)
 
     def tell_of_selectors(self, resources: Iterable[Resource[Any]]) -> None:
         """Say which of them match nothing; hardware may come later, a misspelt word does not go away."""
@@ -75,7 +83,8 @@ class ListWarnings:
             log.warning("selector-matches-nothing", resource=problem.subject, backend=kind, reason=problem.sentence)
 
     def tell_of_length(self, snapshot: Snapshot) -> None:
-        """Log an error when more or fewer IDs are left out of a list than before."""
-        if snapshot.omitted != self._omitted.get(snapshot.resource, 0):
-            log.error("list-too-long", resource=snapshot.resource, count=snapshot.omitted, limit=limits.MESSAGE_LIMIT)
-        self._omitted[snapshot.resource] = snapshot.omitted
+        """Report the IDs that are left out of a list; again when they are more or fewer."""
+        if omitted := snapshot.omitted:
+            self._cut[snapshot.resource].report_once(f"{omitted} IDs are left out", count=omitted)
+        else:
+            self._cut.heal(snapshot.resource)

@@ -28,18 +28,19 @@ from pathlib import Path
 from typing import Final
 
 import anyio
-import structlog
 from anyio.lowlevel import checkpoint
 from msgspec import Struct, field
 
 from agent.discovery.sources.base import Beat, Emit, boot_id, unwatched
 from agent.runtime.errors import words
+from agent.runtime.supervision.problems import Problems, Troubles
 from agent.runtime.supervision.watchdog import beating
 from backends.base import Host, HostPath, Record
 from backends.linux import kernel_log
 
 _READ_BYTES: Final = 8192  # CONSOLE_EXT_LOG_MAX until Linux 6.3; PRINTK_MESSAGE_MAX, 2048, since
 _BATCH: Final = 256  # lines between two turns of the event loop: 1 ms
+_LOST_FOR: Final = 3600.0  # seconds since the last line that was lost, after which no face tells of it any more
 
 _CUT: Final = ("cpuset=", "empty cpuset ")
 _CUT_LABEL: Final = ": "
@@ -68,8 +69,6 @@ _SYSLOG, _SYS_ADMIN = 34, 21  # linux/capability.h; either lets a process read t
 
 _HEADER: Final = re.compile(rb"(\d{1,9}),(\d{1,20}),(\d{1,20}),([^;\n]*);(.*)")
 _ESCAPE: Final = re.compile(rb"\\x([0-9a-fA-F]{2})")
-
-_log = structlog.get_logger()
 
 
 class Line(Struct, frozen=True):
@@ -126,8 +125,9 @@ class KmsgSource:
         after: tuple[str, int] | None = None,
         beat: Beat = unwatched,
         on_complaint: Callable[[], None] = lambda: None,
+        problems: Problems | None = None,
     ) -> None:
-        """Prepare; `on_complaint` is called when `complaint` is another."""
+        """Prepare; `on_complaint` is called when `complaint` is another, `problems` is told of lines that are lost."""
         self.complaint: str | None = None
         """Why the log cannot be read, in one sentence; empty while it is read; None before that was tried."""
         self._on_complaint = on_complaint
@@ -146,7 +146,12 @@ class KmsgSource:
         self._cut = -_TORN  # when the kernel printed the last line that may go on with a user's text
         self._pending = b""
         self._told: dict[str, int] = {}  # text → the line up to which those with it have been handed on
-        self._said: set[str] = set()
+        told, file = problems or Problems(), str(self._path)
+        self._lost = Troubles(
+            lambda _: told.trouble(
+                "kernel-log", f"lines of {file} are lost", "kernel-lines-lost", fades=_LOST_FOR, file=file
+            )
+        )
 
     def watch(self, texts: frozenset[str]) -> None:
         """From now on hand on the lines that begin with any of these; also those that came before it was wanted."""
@@ -202,7 +207,7 @@ class KmsgSource:
             except BlockingIOError:
                 return False
             except OSError as error:
-                self._note_lost(error)
+                self._skip(error)
                 continue
             if not data:
                 raise OSError(errno.ENODATA, f"{self._path} is not the kernel's log: it has an end; {_ADVICE}")
@@ -213,23 +218,21 @@ class KmsgSource:
             lines += len(records)
         return True
 
-    def _note_lost(self, error: OSError) -> None:
+    def _skip(self, error: OSError) -> None:
         """Report once that lines are missing; the next read has the one after them."""
         if error.errno == errno.EPIPE:
-            self._say_lost("the kernel overwrote lines of its log before they were read")
+            self._note_lost("the kernel overwrote lines of its log before they were read")
         elif error.errno == errno.EINVAL:
-            self._say_lost(f"a line of the kernel's log is longer than {_READ_BYTES} bytes")
+            self._note_lost(f"a line of the kernel's log is longer than {_READ_BYTES} bytes")
         else:
             raise OSError(error.errno, f"{self._path} cannot be read: {os.strerror(error.errno or 0)}") from error
 
-    def _say_lost(self, reason: str) -> None:
-        if reason not in self._said:
-            self._said.add(reason)
-            _log.warning("kernel-lines-lost", file=str(self._path), reason=reason)
+    def _note_lost(self, reason: str) -> None:
+        self._lost[reason].report_once(reason)
 
     def _take(self, data: bytes) -> None:
         if (line := parse(data)) is None:
-            self._say_lost("it has lines that are not as the kernel writes them; they are passed over")
+            self._note_lost("it has lines that are not as the kernel writes them; they are passed over")
             return
         self._position = line.sequence
         if line.facility:
@@ -244,7 +247,7 @@ class KmsgSource:
         message = kernel_log.message(record)
         found = [text for text in self._texts if message.startswith(text)]
         if found and not is_proof:
-            self._say_lost(
+            self._note_lost(
                 "a line of it was cut in two, and what came next may be a user's text in place of a driver's"
             )
         elif found and line.sequence > max(self._passed(), *(self._told.get(text, -1) for text in found)):

@@ -10,7 +10,7 @@ import asyncio
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from agent.discovery.sources.inotify import (
     entries_of,
 )
 from agent.discovery.sources.paced_reading import read_in_turns
-from agent.runtime.supervision.problems import Problems, Trouble
+from agent.runtime.supervision.problems import Problems, Troubles
 from backends.base import Host, HostPath, PathChange
 
 __all__ = ["POLL", "Change", "DirectoryWatch", "PathSource", "Trail", "trail"]
@@ -126,8 +126,10 @@ class DirectoryWatch:
         self._inotify: Inotify | None = None
         self._watched = _Watched()
         self._vanished: set[Path] = set()
-        self._problems = problems or Problems()
-        self._refused: dict[str, Trouble] = {}  # directory → why it cannot be watched
+        told = problems or Problems()
+        self._refused = Troubles(
+            lambda it: told.trouble("inotify", f"{it} is not watched", "directory-unwatched", directory=it)
+        )
         self._unwatched: dict[Path, Entries] = {}
 
     def watch(self, directories: frozenset[Path]) -> None:
@@ -167,7 +169,7 @@ class DirectoryWatch:
             except OSError as error:
                 self._report_refusal(_EVERYTHING, error)
             else:
-                self._heal({_EVERYTHING})
+                self._refused.heal(_EVERYTHING)
                 return inotify
             self._poll()
             start()
@@ -245,7 +247,7 @@ class DirectoryWatch:
         trails = {directory: trail(directory) for directory in sorted(self._wanted)}
         ends = {found.end for found in trails.values() if found.end is not None}
         places = sorted({place for found in trails.values() for place, _ in found.steps} | ends)
-        self._heal(self._refused.keys() - set(places))
+        self._refused.heal(*sorted(self._refused.keys() - set(places)))
         wds = {place: self._add(inotify, place, _WANTED if place in ends else _ON_THE_WAY) for place in places}
         directories: dict[Path, int] = {}
         aliases: dict[int, tuple[Path, ...]] = {}
@@ -268,7 +270,7 @@ class DirectoryWatch:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR):  # those: it vanished in this moment
                 self._report_refusal(place, error)
             return None
-        self._heal({place})
+        self._refused.heal(place)
         return wd
 
     def _report_refusal(self, place: str, error: OSError) -> None:
@@ -276,19 +278,7 @@ class DirectoryWatch:
         if error.errno in (errno.ENOSPC, errno.EMFILE):
             what = "watches" if error.errno == errno.ENOSPC else "instances"
             advice += f"; raise fs.inotify.max_user_{what}"
-        reason = os.strerror(error.errno or 0)
-        if place not in self._refused or not self._refused[place].is_known(reason):
-            self._heal({place})
-            self._refused[place] = self._problems.trouble(
-                "inotify", f"{place} is not watched", "directory-unwatched", directory=place, then=advice
-            )
-        self._refused[place].report_once(reason)
-
-    def _heal(self, places: Iterable[str]) -> None:
-        """Report that these places are watched now, or need not be."""
-        for place in sorted(places):
-            if (trouble := self._refused.pop(place, None)) is not None:
-                trouble.healed()
+        self._refused[place].report_once(os.strerror(error.errno or 0), then=advice)
 
     def _appeared(self, directory: Path, *, with_entries: bool) -> None:
         self._on_change(directory, Change.CREATED)

@@ -1,14 +1,15 @@
 """Reports each problem of a part of the daemon once, when it begins and when it ends, and keeps what lasts for every face.
 
 The log tells of it once for each reason; `status`, `doctor`, the page and the metric `fairlead_problems` show it as long
-as it lasts. Problems of resources and of hardware have places of their own in those faces, and are not kept here.
+as it lasts. What has a place of its own in those faces (hardware, a resource's registration, the kubelet, the state file)
+uses `Trouble` all the same, of a `Problems` that no face asks.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 from msgspec import Struct
@@ -66,6 +67,8 @@ class Trouble(Struct, eq=False):
     reason: str = ""
     """Why it fails; empty while it does not."""
     reported_at: float = -math.inf
+    more: dict[str, object] = {}
+    """What was reported beside the reason, as fields."""
 
     @property
     def lasts(self) -> bool:
@@ -75,21 +78,22 @@ class Trouble(Struct, eq=False):
     @property
     def sentence(self) -> str:
         """What does not work, why, and what is done about it."""
-        then = self.fields.get("then")
+        then = self.more.get("then", self.fields.get("then"))
         return f"{self.what}: {self.reason}" + (f"; {then}" if then else "")
 
     def is_known(self, reason: str) -> bool:
         """Was this reported, and is it not over?"""
         return self.lasts and reason == self.reason
 
-    def report_once(self, reason: str, error: BaseException | None = None) -> None:
-        """Report that it fails for this reason; the log tells where `error` comes from, if one is given."""
+    def report_once(self, reason: str, error: BaseException | None = None, **more: object) -> None:
+        """Report that it fails for this reason; the log tells where `error` comes from, if one is given, and `more`."""
         is_known, self.reason, self.reported_at = self.is_known(reason), reason, self.problems.clock()
         if is_known:
             return
+        self.more = more
         self.problems.reported.setdefault(self)
         traceback = {} if error is None else {"exc_info": error}
-        getattr(_logger, self.level)(self.event, **{**self.fields, "reason": reason, **traceback})
+        getattr(_logger, self.level)(self.event, **{**self.fields, "reason": reason, **traceback, **more})
 
     def healed(self) -> None:
         """Report that it does not fail any more."""
@@ -99,3 +103,28 @@ class Trouble(Struct, eq=False):
         self.problems.reported.pop(self, None)
         if self.ended:
             _logger.info(self.ended, **{name: it for name, it in self.fields.items() if name != "then"})
+
+
+class Troubles(dict[str, Trouble]):
+    """Ways to fail that are alike, one for each key."""
+
+    def __init__(self, make: Callable[[str], Trouble]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, key: str) -> Trouble:
+        """The trouble of a key that has not failed yet."""
+        made = self[key] = self._make(key)
+        return made
+
+    def tell(self, reasons: Mapping[str, str]) -> None:
+        """Report that these keys fail, and why; all others do not."""
+        self.heal(*(key for key in self if key not in reasons))
+        for key, reason in reasons.items():
+            self[key].report_once(reason)
+
+    def heal(self, *keys: str) -> None:
+        """Report that these keys do not fail any more, and forget them."""
+        for key in keys:
+            if (trouble := self.pop(key, None)) is not None:
+                trouble.healed()

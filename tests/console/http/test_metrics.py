@@ -2,45 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.console.http.metrics import exposition
-from agent.console.http.prometheus_format import head, sample
+from agent.console.http.metrics import METRICS, Metric, Seen, exposition, written
 from agent.console.views import Held, Holder, Status
 from agent.runtime.counts import BOUNDS, Counts, Histogram
 from tests.console.http import nodes
 
-TABLE = """
-fairlead_build_info fairlead_config_last_reload_successful fairlead_config_last_reload_timestamp_seconds
-fairlead_devices fairlead_devices_not_offered fairlead_device_not_offered fairlead_device_healthy fairlead_device_not_healthy fairlead_device_info fairlead_device_assigned fairlead_health_transitions_total
-fairlead_overtaken fairlead_registered fairlead_registrations_total fairlead_list_and_watch_streams fairlead_list_and_watch_updates_total
-fairlead_allocations_total fairlead_allocate_duration_seconds fairlead_preferred_allocation_duration_seconds
-fairlead_claim_prepares_total fairlead_claim_prepare_duration_seconds fairlead_claims_held fairlead_resource_slice_writes_total
-fairlead_uevents_total fairlead_uevent_overflows_total fairlead_hotplug_latency_seconds
-fairlead_discovery_duration_seconds fairlead_backend_up fairlead_state_kept fairlead_problems fairlead_standing_by fairlead_standby_ready fairlead_loop_delay_seconds fairlead_log_lines_lost_total
-process_cpu_seconds_total process_start_time_seconds process_max_fds process_virtual_memory_bytes
-process_resident_memory_bytes process_open_fds process_threads
-"""
+PAGE = (Path(__file__).parents[3] / "docs" / "http.md").read_text()
 
 
-def families(status: Status, counts: Counts | None = None) -> dict[str, Metric]:
+def families(status: Status, counts: Counts | None = None) -> dict[str, Family]:
     text = "".join(exposition(status, counts or Counts()))
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
-def values(family: Metric, *labels: str) -> dict[tuple[str, ...], float]:
+def values(family: Family, *labels: str) -> dict[tuple[str, ...], float]:
     return {tuple(it.labels[label] for label in labels): it.value for it in family.samples}
 
 
 def test_all_of_the_table_and_nothing_else_is_there_from_the_start() -> None:
-    assert sorted(families(nodes.busy())) == sorted(name.removesuffix("_total") for name in TABLE.split())
+    assert sorted(families(nodes.busy())) == sorted(it.name.removesuffix("_total") for it in METRICS)
+
+
+def test_the_page_has_each_metric_with_its_labels() -> None:
+    told = re.findall(r"^\| `(fairlead_\w+)` \| (.*?)\|", PAGE, re.MULTILINE)
+    ours = {it.name: it.labels for it in METRICS if not it.name.startswith("process_")}
+    assert {name: tuple(re.findall(r"\w+", labels)) for name, labels in told} == ours
+
+
+def test_each_sample_has_a_value_for_each_label() -> None:
+    seen = Seen(nodes.busy(), Counts())
+    assert {len(it) - 1 - len(metric.labels) for metric in METRICS for it in metric.read(seen) if it} == {0}
 
 
 def test_what_the_process_takes_of_the_machine_is_told_as_by_other_programs() -> None:
@@ -164,8 +166,9 @@ def test_what_was_counted() -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_a_label_is_read_as_it_was_written(text: str) -> None:
-    written = head("x", "gauge", "A thing.") + sample("x", 1, label=text)
-    (family,) = text_string_to_metric_families(written)
+    it = Metric("x", "gauge", "A thing.", ("label",), lambda _: [(1, text)])
+    text_of = "".join(written(it, Seen(nodes.busy(), Counts())))
+    (family,) = text_string_to_metric_families(text_of)
     assert family.samples[0].labels == {"label": text}
 
 

@@ -13,9 +13,8 @@ from agent.console.http.page.html import Html, h, join, many, moment
 from agent.console.http.page.tiles import advised, element, name, sign
 from agent.console.http.page.topology import NOT_OFFERED, Machine, Node, Place, Tile
 from agent.console.http.page.troubles import Trouble
-from agent.console.views import NAMES_NOTHING, Event, Resource, Status, Template
+from agent.console.views import NAMES_NOTHING, STATES, Event, Resource, Status, Template
 
-_STATES: Final = ("Healthy", "Degraded", "Unhealthy", "Drained")
 _OPEN: Final = 4  # troubles; more of them are a line each, so that the devices below stay on the screen
 _TILES_NAMED: Final = 8  # of those that have one trouble
 _TILES_TOLD: Final = 3  # of those, with what each says
@@ -33,7 +32,7 @@ def verdict(status: Status, tiles: Sequence[Tile], found: Sequence[Trouble]) -> 
     """Whether all is well, in words and in numbers."""
     worst = found[0].state if found else "Healthy"
     configured = sum(bool(resource.backend) for resource in status.resources)
-    used = sum(len(device.held) for tile in tiles for device in tile.views)
+    used = sum(resource.in_use for resource in status.resources)
     return h(
         "div",
         sign(worst),
@@ -137,7 +136,7 @@ def resources(every: Iterable[Resource], templates: Iterable[Template] = ()) -> 
     rows = [*map(_resource, every), *(_unused(template) for template in templates if not template.resources)]
     if not rows:
         return h("p", "The configuration has no [[resource]]: nothing is offered.", class_="nothing")
-    heads = ("Resource", "Kubelet", *_STATES, "In use")
+    heads = ("Resource", "Kubelet", *STATES, "In use")
     return h(
         "table",
         h("thead", h("tr", [h("th", text, scope="col") for text in heads])),
@@ -146,10 +145,7 @@ def resources(every: Iterable[Resource], templates: Iterable[Template] = ()) -> 
 
 
 def _resource(resource: Resource) -> Html:
-    number = Counter[str]()
-    for device in resource.devices:
-        number[device.condition] += len(device.ids)
-    used = sum(len(device.held) for device in resource.devices)
+    number = resource.by_state
     word, state = resource.registration
     return h(
         "tr",
@@ -158,13 +154,13 @@ def _resource(resource: Resource) -> Html:
         [
             h(
                 "td",
-                f"{number[state]:,}",
+                f"{ids:,}",
                 data_head=state,
-                class_=f"number {state.lower() if number[state] else 'zero'}",
+                class_=f"number {state.lower() if ids else 'zero'}",
             )
-            for state in _STATES
+            for state, ids in ((it, number[it]) for it in STATES)
         ],
-        h("td", f"{used:,} of {number.total():,}", data_head="In use", class_="number"),
+        h("td", f"{resource.in_use:,} of {number.total():,}", data_head="In use", class_="number"),
     )
 
 
