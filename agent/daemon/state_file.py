@@ -88,7 +88,7 @@ class StateFile:
         self._wanted = self._written = 0  # count what was asked to be written, and what of it is; raised on the loop
         self._content = Kept()
         self._unwritten = Problems().trouble(
-            "state", f"{self.path} cannot be written", "state-not-written", "state-written-again",
+            "", f"{self.path} cannot be written", "state-not-written", "state-written-again",
             level="error", file=str(self.path), then=f"a restart of Fairlead would lose it: {_LOST}",
         )  # fmt: skip
         self.damage = ""

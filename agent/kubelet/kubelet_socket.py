@@ -59,7 +59,7 @@ class Kubelet:
         self._users: Counter[Channel] = Counter()
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._silent = Problems().trouble(
-            "kubelet", f"it does not answer on {socket}", "kubelet-silent", socket=str(socket), then="trying again until it does"
+            "", f"it does not answer on {socket}", "kubelet-silent", socket=str(socket), then="trying again until it does"
         )  # fmt: skip
         self._silent_since: float | None = None
 

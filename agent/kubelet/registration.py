@@ -125,7 +125,7 @@ class Registrar:
         self._serving = self._server  # where the stream was opened last
         self._earlier: list[_Socket] = []  # of earlier registrations
         self._unregistered = Problems().trouble(
-            "resource", f"{plugin.resource} is not registered", "not-registered", resource=plugin.resource
+            "", f"{plugin.resource} is not registered", "not-registered", resource=plugin.resource
         )
         self.rival = ""
         """Which other plugin has registered the name since, if one has."""

@@ -72,7 +72,7 @@ def _parts() -> Iterator[str]:
     for path in Path(REPOSITORY / "agent").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
-                case ast.Call(func=ast.Attribute(attr="trouble"), args=[ast.Constant(value=str(part)), *_]):
+                case ast.Call(func=ast.Attribute(attr="trouble"), args=[ast.Constant(value=str(part)), *_]) if part:
                     yield part
 
 

@@ -13,6 +13,8 @@ from agent.model import FORGOTTEN, TWO_PODS
 _MENDS: Final = {
     "log": "See to it that whatever reads its stderr goes on reading.",
     "restarts": "Its log says more (`part-failed`, `part-restarts`).",
+    "http": "Its log has the traceback (`http-failed`); please report it.",
+    "kernel-log": "Raise log_buf_len= of the kernel if it comes again; what these lines said is lost.",
     "claims": "Look at the kubelet's log; pods keep what they have meanwhile.",
     "connections": "Raise its limit of open files: LimitNOFILE= of the service.",
 }

@@ -58,7 +58,12 @@ class Face:
         self._metrics = SharedAnswer(self._write_metrics)
         self._json = SharedAnswer(self._write_json)
         self._failing = (problems or Problems()).trouble(
-            "http", "an answer over HTTP fails by an error of Fairlead's", "http-failed", level="error", fades=_OVER
+            "http",
+            "an answer over HTTP fails by an error of Fairlead's",
+            "http-failed",
+            level="error",
+            fades=_OVER,
+            path="",
         )
         paths: dict[str, Callable[..., object]] = {
             "/": self.page,

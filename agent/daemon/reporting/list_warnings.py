@@ -36,13 +36,13 @@ class ListWarnings:
         own, kind = Problems(), node.inventory.selection.kind  # every face has what is wrong with a resource beside it
         self._broken = Troubles(
             lambda it: own.trouble(
-                "resource", f"{it} is broken", "resource-broken", level="error", resource=it, backend=kind(it)
+                "", f"{it} is broken", "resource-broken", level="error", resource=it, backend=kind(it)
             )
         )
         self._cut = Troubles(
             lambda it: own.trouble(
-                "resource", f"the list of {it} is cut", "list-too-long", "list-fits-again",
-                level="error", resource=it, limit=limits.MESSAGE_LIMIT,
+                "", f"the list of {it} is cut", "list-too-long", "list-fits-again",
+                level="error", resource=it, count=0, limit=limits.MESSAGE_LIMIT,
             )
         )  # fmt: skip
         self._changed = Doorbell()

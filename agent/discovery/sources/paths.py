@@ -128,7 +128,7 @@ class DirectoryWatch:
         self._vanished: set[Path] = set()
         told = problems or Problems()
         self._refused = Troubles(
-            lambda it: told.trouble("inotify", f"{it} is not watched", "directory-unwatched", directory=it)
+            lambda it: told.trouble("inotify", f"{it} is not watched", "directory-unwatched", directory=it, then="")
         )
         self._unwatched: dict[Path, Entries] = {}
 

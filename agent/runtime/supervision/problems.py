@@ -2,7 +2,7 @@
 
 The log tells of it once for each reason; `status`, `doctor`, the page and the metric `fairlead_problems` show it as long
 as it lasts. What has a place of its own in those faces (hardware, a resource's registration, the kubelet, the state file)
-uses `Trouble` all the same, of a `Problems` that no face asks.
+has a `Trouble` without a part.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Problems:
 
     def lasting(self) -> list[Lasting]:
         """Those that are not over, in the order in which they began."""
-        return [Lasting(it.part, it.sentence) for it in self.reported if it.lasts]
+        return [Lasting(it.part, it.sentence) for it in self.reported if it.part and it.lasts]
 
 
 class Trouble(Struct, eq=False):
@@ -51,7 +51,7 @@ class Trouble(Struct, eq=False):
 
     problems: Problems
     part: str
-    """Which, in a word or two."""
+    """Which, in a word or two; empty: the faces have a place of their own for it."""
     what: str
     """What does not work: the beginning of the sentence that a person reads."""
     event: str
