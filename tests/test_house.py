@@ -40,13 +40,6 @@ _APART: Final = {
         "a foreign format or program, with its source: it changes when that does",
     ),
     "agent/kubelet/cgroups.py": "the kernel's format: read beside that, not beside what uses it",
-    **dict.fromkeys(
-        (
-            "agent/console/doctor/cdi.py",
-            "agent/console/doctor/http.py",
-        ),
-        "one of a row: each file has the checks of one subject",
-    ),
     "agent/importing/readers/mediated.py": "a section of KubeVirt's configuration with rules of its own",
     "agent/importing/writing.py": "what is read is one way, what is written the other",
     "agent/daemon/boot.py": "which boot this is, and what lasts for it: no wiring",

@@ -12,7 +12,7 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.cli import connection, device_argument, options, output
+from agent.cli import connection, options, output
 from agent.cli.output import echo
 from agent.cli.watch import Past, follow
 from agent.console.client import Client
@@ -53,7 +53,7 @@ class Row(Struct, frozen=True):
     hardware: tuple[str, ...]
 
 
-@click.command(cls=device_argument.OfAll, epilog="Exit codes: 0 done, 1 no daemon answers.")
+@click.command(cls=connection.OfAll, epilog="Exit codes: 0 done, 1 no daemon answers.")
 @connection.config
 @click.option("--watch", is_flag=True, help="Show it again whenever something happens; q ends it.")
 @options.as_json

@@ -14,14 +14,13 @@ from agent.cli import connection, options, output
 from agent.cli.output import echo, wrapped
 from agent.config import DEFAULT_PATH, Config, ConfigError, load
 from agent.console.client import Client
-from agent.console.doctor import other_plugins
+from agent.console.doctor import kubelet
 from agent.console.doctor.checks import examine
 from agent.console.doctor.daemon import daemon
 from agent.console.doctor.findings import Finding, Level, Patient, failure, fine, named, warning
-from agent.console.doctor.hardware import hardware
-from agent.console.doctor.node_links import node_links
+from agent.console.doctor.hardware import hardware, node_links
 from agent.console.doctor.process_rights import policies
-from agent.console.node_name import node_name
+from agent.console.sockets import node_name
 from agent.console.views import Status
 from agent.discovery.backend_factory import make_backends
 from agent.inventory.survey import PATIENCE, survey
@@ -83,7 +82,7 @@ async def _findings(config: Path | None, its: str | None) -> list[Finding]:
     said, different = await _compared(loaded, await _status(connection.admin_socket(config)))
     found += named("daemon", daemon(said))
     found += named("policies", await _policies(loaded))
-    found += named("other-plugins", other_plugins.findings(different))
+    found += named("other-plugins", kubelet.taken_over(different))
     seen = await survey(loaded.resources, make_backends(loaded.host, loaded.resources), PATIENCE)
     found += named("node-links", node_links(loaded.host, seen.inventory))
     return [*found, *named("hardware", hardware(seen, None if isinstance(said, str) else said))]
@@ -104,11 +103,11 @@ async def _compared(config: Config, said: Status | str) -> tuple[Status | str, M
 
     Where it does, the daemon is asked again, for a list may be on its way; the daemon may have noticed by then, too.
     """
-    if isinstance(said, str) or not (different := other_plugins.differences(said, config.agent.plugin_dir)):
+    if isinstance(said, str) or not (different := kubelet.differences(said, config.agent.plugin_dir)):
         return said, {}
     await anyio.sleep(_ON_ITS_WAY)
     again = await _status(config.agent.admin_socket)
-    still = {} if isinstance(again, str) else other_plugins.differences(again, config.agent.plugin_dir)
+    still = {} if isinstance(again, str) else kubelet.differences(again, config.agent.plugin_dir)
     return again, {name: how for name, how in still.items() if name in different}
 
 

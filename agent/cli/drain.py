@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import connection, device_argument, options, output
+from agent.cli import connection, options, output
 from agent.runtime.errors import some
 from backends.base import Seconds
 
@@ -55,7 +55,7 @@ def _on(text: str) -> float:
 
 
 @click.command(epilog="Exit codes: 0 done, 1 no daemon answers or it refused, 2 there is no such device.")
-@device_argument.device
+@connection.device
 @connection.config
 @click.option("--reason", "-r", help="Why, for the next person who looks; by default who drained it.")
 @click.option(

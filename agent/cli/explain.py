@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from agent.cli import connection, device_argument, device_history, options, output
+from agent.cli import connection, device_history, options, output
 from agent.cli.output import advised, bold, echo, wrapped
 from agent.console import advice
 from agent.console.client import NoDaemonError, WrongNameError
@@ -23,7 +23,7 @@ OWN_LOOK: Final = "This command has looked at the hardware itself; it knows neit
 
 
 @click.command(epilog="Exit codes: 0 done, 2 there is no such device, or no daemon and a configuration with mistakes.")
-@device_argument.device
+@connection.device
 @connection.config
 @options.as_json
 def explain(device: str, config: Path | None, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 import click
 from msgspec.structs import replace
 
-from agent.cli import connection, device_argument, device_history, devices, options, output
+from agent.cli import connection, device_history, devices, options, output
 from agent.cli.output import bold, echo, table, wrapped
 from agent.cli.watch import Past, follow
 from agent.console import advice
@@ -29,7 +29,7 @@ _UNNAMED = (
 )
 
 
-@click.command(cls=device_argument.OfAll, epilog="Exit codes: 0 done, 1 no daemon answers, 2 there is no such device.")
+@click.command(cls=connection.OfAll, epilog="Exit codes: 0 done, 1 no daemon answers, 2 there is no such device.")
 @connection.config
 @click.option("--watch", is_flag=True, help="Show it again whenever something happens.")
 @click.option("--pods", is_flag=True, help="Show which container has which device.")
@@ -37,7 +37,7 @@ _UNNAMED = (
     "--history",
     "device",
     metavar="DEVICE",
-    shell_complete=device_argument.complete,
+    shell_complete=connection.complete,
     help="Show how one device was in the last 24 hours, and who had it; named as for explain.",
 )
 @options.as_json

@@ -18,7 +18,7 @@ from agent.cli.output import echo
 from agent.config import Config, ConfigError, load, toml_text
 from agent.config.file import read_tables
 from agent.config.problems import Problems
-from agent.console.node_name import node_name
+from agent.console.sockets import node_name
 from agent.discovery.backend_factory import make_backends
 from agent.inventory.device_names import model_of, name_of
 from agent.inventory.shortfall import NotOffered, not_offered

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from agent.cli import connection, device_argument, options, output
+from agent.cli import connection, options, output
 from agent.runtime.errors import some
 
 
 @click.command(epilog="Exit codes: 0 done, 1 no daemon answers, 2 there is no such device.")
-@device_argument.device
+@connection.device
 @connection.config
 @options.as_json
 def undrain(device: str, config: Path | None, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.console.node_name import node_name
+from agent.console.sockets import node_name
 from agent.console.views import Device, Explanation
 
 UNKNOWN: Final = "DEVICE"

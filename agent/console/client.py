@@ -12,7 +12,7 @@ from grpclib.client import Channel, UnaryStreamMethod, UnaryUnaryMethod
 from grpclib.const import Status as Code
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
-from agent.console.admin_protocol import SERVICE, Codec, DeviceRequest, DrainRequest, EmptyRequest, WatchRequest
+from agent.console.control import SERVICE, Codec, DeviceRequest, DrainRequest, EmptyRequest, WatchRequest
 from agent.console.views import Drained, Event, Explanation, HandedOver, Histories, History, Reloaded, Status, Undrained
 from agent.runtime.errors import ExitCode, FairleadError
 

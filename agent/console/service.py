@@ -20,8 +20,17 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
-from agent.console.admin_protocol import SERVICE, Codec, DeviceRequest, DrainRequest, EmptyRequest, WatchRequest
-from agent.console.control import Control, NoSuchDeviceError, RefusedError
+from agent.console.control import (
+    SERVICE,
+    Codec,
+    Control,
+    DeviceRequest,
+    DrainRequest,
+    EmptyRequest,
+    NoSuchDeviceError,
+    RefusedError,
+    WatchRequest,
+)
 from agent.console.views import Event
 from agent.kubelet.lock import exclusive
 from agent.kubelet.transport.server import SocketServer, refusal

@@ -1,4 +1,4 @@
-"""Finds the daemon's sockets, and asks it for a probe, with nothing that takes long to import: a kubelet asks every few seconds.
+"""Finds the daemon's sockets and this node's name, and asks for a probe, with nothing that takes long to import: a kubelet asks often.
 
 The probes have a socket of their own beside the admin socket, named after the PID namespace: of two containers that share
 /run/fairlead, the old and the new one of an update, each asks its own daemon.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -68,3 +69,8 @@ def probe(what: str, config: Path | None = None) -> tuple[bool, str]:
         return False, f"no Fairlead answers at {path}: {error.strerror or error}"
     first, _, sentence = answer.decode(errors="replace").partition("\n")
     return first == WELL, sentence.strip() or f"Fairlead broke the connection at {path}"
+
+
+def node_name(environment: Mapping[str, str] = os.environ) -> str:
+    """Kubernetes' name for it, which the manifests hand in as NODE_NAME, else the machine's own."""
+    return environment.get("NODE_NAME") or socket.gethostname()

@@ -13,10 +13,18 @@ from msgspec.structs import replace
 from agent import __version__
 from agent.console import views
 from agent.console.control import NoSuchDeviceError, RefusedError
-from agent.console.device_views import Drawn, described, draw
+from agent.console.device_views import (
+    Drawn,
+    described,
+    draw,
+    histories,
+    history_by_key,
+    history_of,
+    last_fault,
+    notes_of,
+)
 from agent.console.explanation import Knowledge, explain, find
-from agent.console.history_views import histories, history_by_key, history_of, last_fault, notes_of
-from agent.console.node_name import node_name
+from agent.console.sockets import node_name
 from agent.daemon.configuration_swap import ConfigurationSwap
 from agent.daemon.node import Node
 from agent.daemon.reload import Reloader

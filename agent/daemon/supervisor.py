@@ -19,9 +19,9 @@ import structlog
 from anyio import to_thread
 
 from agent.config import Config
-from agent.console.node_name import node_name
 from agent.console.probe_service import serve as answer_probes
 from agent.console.service import serve
+from agent.console.sockets import node_name
 from agent.daemon.boot import HELD_BACK, list_when_found, wait_for_held
 from agent.daemon.configuration_swap import ConfigurationSwap
 from agent.daemon.control import AgentControl, Parts

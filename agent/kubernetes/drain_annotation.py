@@ -7,7 +7,6 @@ next look.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol

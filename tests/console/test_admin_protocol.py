@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.console import admin_protocol, views
-from agent.console.admin_protocol import Codec
+from agent.console import control, views
+from agent.console.control import Codec
 
 MESSAGES: tuple[Any, ...] = (
     views.Status,
@@ -24,10 +24,10 @@ MESSAGES: tuple[Any, ...] = (
     views.Undrained,
     views.Reloaded,
     views.HandedOver,
-    admin_protocol.EmptyRequest,
-    admin_protocol.WatchRequest,
-    admin_protocol.DeviceRequest,
-    admin_protocol.DrainRequest,
+    control.EmptyRequest,
+    control.WatchRequest,
+    control.DeviceRequest,
+    control.DrainRequest,
 )
 
 _SIMPLE: dict[Any, st.SearchStrategy[Any]] = {

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import socket
 
-from agent.console.node_name import node_name
+from agent.console.sockets import node_name
 
 
 def test_a_node_is_called_what_kubernetes_calls_it_else_what_it_calls_itself() -> None:

@@ -699,6 +699,8 @@ async def test_a_list_that_is_too_long_is_said_when_that_changes(node: Node, mon
             await node.has(TOY, healthy=1, unhealthy=1)
             node.say("stub-3 gone")
             await until(lambda: sum(line["event"] == "list-too-long" for line in lines) == 2)
+            node.say("stub-3 gone\nstub-2 gone")
+            await until(lambda: any(line["event"] == "list-fits-again" for line in lines))
     assert [line["count"] for line in lines if line["event"] == "list-too-long"] == [2, 1]
 
 

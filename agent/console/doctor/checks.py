@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from agent.console.doctor import host, kubelet, other_plugins, process_rights
-from agent.console.doctor.cdi import cdi
+from agent.console.doctor import daemon, host, kubelet, process_rights
 from agent.console.doctor.findings import Check, Finding, Patient, named, warning
-from agent.console.doctor.http import http
 
 CHECKS: Final[Mapping[str, Check]] = {
     "plugin-directory": kubelet.plugin_directory,
@@ -16,7 +14,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "agent": kubelet.agent,
     "podresources": kubelet.podresources,
     "checkpoint": kubelet.checkpoint,
-    "other-plugins": other_plugins.sockets,
+    "other-plugins": kubelet.other_plugins,
     "state-directory": host.state_directory,
     "sysfs": host.sysfs,
     "dev": host.dev,
@@ -28,8 +26,8 @@ CHECKS: Final[Mapping[str, Check]] = {
     "boot": process_rights.boot,
     "capabilities": process_rights.capabilities,
     "selinux": process_rights.selinux,
-    "cdi": cdi,
-    "http": http,
+    "cdi": host.cdi,
+    "http": daemon.http,
 }
 
 

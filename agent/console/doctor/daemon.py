@@ -1,14 +1,16 @@
-"""Checks what a running daemon says of itself: is everything registered, was the configuration taken?"""
+"""Checks a running daemon: is everything registered, was the configuration taken, does it answer over HTTP?"""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from typing import Final
 
-from agent.console.doctor.findings import Finding, failure, fine, warning
-from agent.console.doctor.other_plugins import MEND
+from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
+from agent.console.doctor.kubelet import MEND
 from agent.console.views import Status
 from agent.model import FORGOTTEN, TWO_PODS
+from backends.errors import reason_of
 
 _MENDS: Final = {
     "log": "See to it that whatever reads its stderr goes on reading.",
@@ -79,3 +81,57 @@ def _held_twice(said: Status) -> Iterator[Finding]:
             yield failure(about, "Delete one of these pods; its next one gets another device.")
         elif device.reason == FORGOTTEN:
             yield warning(about, f"Delete that pod, or, if no pod has it: fairlead undrain {device.ids[0]}.")
+
+
+# --- does it answer over HTTP? ---
+
+
+_PATIENCE: Final = 1.0  # seconds for a connection, and for each part of an answer
+_READS: Final = 8  # what is ours says so in the first two: headers, and the first metric
+_OURS: Final = b"fairlead_build_info"
+
+
+def http(patient: Patient) -> Iterator[Finding]:
+    """Is it Fairlead that answers at [http] listen?"""
+    listen = patient.config.http.listen
+    if not patient.config.http.is_on:
+        yield fine("It is off.")
+        return
+    try:
+        said = _metrics(listen)
+    except OSError as error:
+        yield warning(
+            f"Nobody answers at {listen}: {reason_of(error)}; probes and metrics fail.",
+            "Start Fairlead; if it runs, its log says why it cannot listen there.",
+        )
+        return
+    if _OURS in said:
+        yield fine(f"Fairlead answers at {listen}.")
+    else:
+        yield failure(
+            f"Something else answers at {listen}: Fairlead cannot listen there, and probes fail.",
+            "Set another port in [http] listen, and in the probes; `ss -lptn` names who has this one.",
+        )
+
+
+def _metrics(listen: str) -> bytes:
+    """The beginning of what is answered to a scraper."""
+    with _connected(listen) as link:
+        link.settimeout(_PATIENCE)
+        link.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        return b"".join(link.recv(4096) for _ in range(_READS))
+
+
+def _connected(listen: str) -> socket.socket:
+    scheme, _, path = listen.partition(":")
+    if scheme != "unix":
+        host, _, port = listen.rpartition(":")
+        return socket.create_connection((host.strip("[]"), int(port)), _PATIENCE)
+    link = socket.socket(socket.AF_UNIX)
+    try:
+        link.settimeout(_PATIENCE)
+        link.connect(path)
+    except OSError:
+        link.close()
+        raise
+    return link

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent.config import AgentConfig, Config
-from agent.console.doctor.cdi import cdi
 from agent.console.doctor.findings import Finding, Level, Patient
+from agent.console.doctor.host import cdi
 from backends.base import Edits, Resource, ResourceSpec
 from backends.stub import StubOptions
 from tests.backends.trees import planted_host

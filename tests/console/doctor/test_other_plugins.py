@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent.config import AgentConfig, Config
-from agent.console.doctor import other_plugins
+from agent.console.doctor import kubelet
 from agent.console.doctor.findings import Level, Patient
 from agent.console.views import Device, Resource, Status
 from agent.kubelet.checkpoint import FILE_NAME
@@ -41,12 +41,12 @@ def record(directory: Path, devices: Mapping[str, Sequence[str] | None]) -> None
 
 
 def test_a_socket_that_is_called_like_a_resource_and_answers_is_told(tmp_path: Path) -> None:
-    (silent,) = other_plugins.sockets(patient(tmp_path))
+    (silent,) = kubelet.other_plugins(patient(tmp_path))
     with socket.socket(socket.AF_UNIX) as theirs, socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "old-gpu.sock"))
         theirs.bind(str(tmp_path / "nvidia-GPU.sock"))
         theirs.listen()
-        (found,) = other_plugins.sockets(patient(tmp_path))
+        (found,) = kubelet.other_plugins(patient(tmp_path))
     assert (silent.level, silent.found) == (Level.FINE, "No other plugin serves in this directory.")
     assert found.level is Level.WARNING
     assert found.found.startswith(f"nvidia-GPU.sock, beside the kubelet's socket, may be another plugin for {GPU}")
@@ -66,7 +66,7 @@ def test_a_socket_that_is_called_like_what_a_template_gives_is_told(
     with socket.socket(socket.AF_UNIX) as theirs:
         theirs.bind(str(tmp_path / "nvidia-mig-1g.10gb.sock"))
         theirs.listen()
-        (found,) = other_plugins.sockets(patient(tmp_path, template))
+        (found,) = kubelet.other_plugins(patient(tmp_path, template))
     assert found.level is level
 
 
@@ -74,12 +74,12 @@ def test_another_resources_plugin_is_no_matter(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as theirs:
         theirs.bind(str(tmp_path / "fpgapu-gpus.sock"))
         theirs.listen()
-        (found,) = other_plugins.sockets(patient(tmp_path))
+        (found,) = kubelet.other_plugins(patient(tmp_path))
     assert (found.level, "fpgapu-gpus.sock" in found.found) == (Level.FINE, True)
 
 
 def test_without_the_directory_the_check_of_it_says_so(tmp_path: Path) -> None:
-    (found,) = other_plugins.sockets(patient(tmp_path / "nowhere"))
+    (found,) = kubelet.other_plugins(patient(tmp_path / "nowhere"))
     assert found.level is Level.FINE
 
 
@@ -98,20 +98,20 @@ def test_what_the_kubelet_has_is_compared_with_what_is_offered(
     tmp_path: Path, theirs: Sequence[str] | None, how: str | None
 ) -> None:
     record(tmp_path, {GPU: theirs})
-    assert other_plugins.differences(offered(WELL, LAME), tmp_path) == ({} if how is None else {GPU: how})
+    assert kubelet.differences(offered(WELL, LAME), tmp_path) == ({} if how is None else {GPU: how})
 
 
 def test_what_is_not_registered_or_not_recorded_is_not_compared(tmp_path: Path) -> None:
     record(tmp_path, {GPU: ["x"]})
-    assert other_plugins.differences(offered(WELL, streaming=False), tmp_path) == {}
+    assert kubelet.differences(offered(WELL, streaming=False), tmp_path) == {}
     record(tmp_path, {})
-    assert other_plugins.differences(offered(WELL), tmp_path) == {}
+    assert kubelet.differences(offered(WELL), tmp_path) == {}
     (tmp_path / FILE_NAME).write_text("garbage")
-    assert other_plugins.differences(offered(WELL), tmp_path) == {}
+    assert kubelet.differences(offered(WELL), tmp_path) == {}
 
 
 def test_a_difference_is_a_failure_with_what_to_do() -> None:
-    (found,) = other_plugins.findings({GPU: "lacks a"})
+    (found,) = kubelet.taken_over({GPU: "lacks a"})
     assert found.level is Level.FAILURE
     assert found.found.startswith(f"The kubelet lacks a, among its healthy devices of {GPU}: another plugin")
     assert "Remove the other plugin" in found.mend

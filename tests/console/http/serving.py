@@ -14,6 +14,7 @@ import anyio
 
 from agent.console.http.serving import serve
 from agent.runtime.counts import Counts
+from agent.runtime.supervision.problems import Problems
 from tests.console.fakes import FakeDaemon
 from tests.wait import limit, until
 
@@ -38,6 +39,7 @@ class Served:
     """Where it is served over TCP; 0: at the path."""
     health: Health = field(default_factory=Health)
     counts: Counts = field(default_factory=Counts)
+    problems: Problems = field(default_factory=Problems)
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -84,7 +86,8 @@ async def served(path: Path, daemon: FakeDaemon, port: int = 0) -> AsyncIterator
     """Serve on a unix socket, or over TCP, while in this context."""
     it = Served(path / "http.sock", daemon, port=port)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(serve, daemon, it.health, it.counts, f"127.0.0.1:{port}" if port else f"unix:{it.path}")
+        where = f"127.0.0.1:{port}" if port else f"unix:{it.path}"
+        tasks.start_soon(serve, daemon, it.health, it.counts, where, (), it.problems)
         await until(lambda: is_listening(port) if port else it.path.exists(), "it is served")
         try:
             yield it

@@ -138,7 +138,12 @@ async def test_a_failure_of_ours_is_told_once_and_costs_one_answer(face: Served)
         answers = [await face.get("/readyz") for _ in range(3)]
     assert [answer.status for answer in answers] == [500, 500, 500]
     assert "today" not in str(answers)
-    assert [line["event"] for line in said] == ["http-failed"]
+    assert [(line["event"], line["path"]) for line in said] == [("http-failed", "/readyz")]
+    (shown,) = face.problems.lasting()
+    assert (
+        shown.sentence
+        == "an answer over HTTP fails by an error of Fairlead's: /readyz: RuntimeError('no status today')"
+    )
     assert (await face.get("/healthz")).status == 200
 
 

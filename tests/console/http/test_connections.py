@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agent.console.http import app, connections
+from agent.console.http import app, serving
 from agent.runtime import chunked_work
 from tests.console.fakes import FakeDaemon
 from tests.console.http import nodes
@@ -37,7 +37,7 @@ async def _is_cut(reader: asyncio.StreamReader) -> bool:
 async def test_a_request_has_its_time_whether_nothing_comes_or_it_trickles_in(
     face: Served, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "REQUEST_WITHIN", 60 * 3600.0)
+    monkeypatch.setattr(serving, "REQUEST_WITHIN", 60 * 3600.0)
     reader, writer = await face.connect()
     await settled()
     for hour in range(59):
@@ -52,10 +52,10 @@ async def test_a_request_has_its_time_whether_nothing_comes_or_it_trickles_in(
 
 
 async def test_where_half_of_the_places_are_taken_a_silent_client_has_a_second(face: Served) -> None:
-    early = [await face.connect() for _ in range(connections.MOST // 2)]
+    early = [await face.connect() for _ in range(serving.MOST // 2)]
     late, _ = await face.connect()
     await settled()
-    pass_time(connections.HURRIED_WITHIN)
+    pass_time(serving.HURRIED_WITHIN)
     assert await _is_cut(late)
     assert not any(reader.at_eof() for reader, _ in early)
 
@@ -100,7 +100,7 @@ async def test_a_connection_carries_one_request(face: Served) -> None:
 async def test_who_does_not_read_the_answer_is_cut_off(
     face: Served, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "READ_WITHIN", 0.0)
+    monkeypatch.setattr(serving, "READ_WITHIN", 0.0)
     face.daemon.shown = nodes.many(1000)
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as stalled:
         stalled.connect(str(face.path))
@@ -116,7 +116,7 @@ def _is_hung_up(sock: socket.socket) -> bool:
 
 
 async def test_a_thousand_idle_connections_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_PACE", 0.0)
+    monkeypatch.setattr(serving, "_PACE", 0.0)
     async with served(tmp_path, FakeDaemon(), port=free_port()) as face:
         with ExitStack() as idle:
             for _ in range(1000):
@@ -129,7 +129,7 @@ async def test_a_thousand_idle_connections_keep_nobody_out(tmp_path: Path, monke
 
 async def test_who_came_first_and_asked_nothing_makes_room(face: Served) -> None:
     first = await face.connect()
-    others = [await face.connect() for _ in range(connections.MOST)]
+    others = [await face.connect() for _ in range(serving.MOST)]
     assert await _is_cut(first[0])
     others[-1][1].write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert (await others[-1][0].readline()).startswith(b"HTTP/1.1 200 ")
@@ -152,8 +152,8 @@ async def test_pages_leave_room_for_scrapes(face: Served) -> None:
 
 async def test_where_all_are_busy_the_next_is_told_so(face: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "MOST_VIEWERS", 1000)
-    monkeypatch.setattr(connections, "STALLED_AFTER", 3600.0)
-    pages = [await _open_page(face) for _ in range(connections.MOST)]
+    monkeypatch.setattr(serving, "STALLED_AFTER", 3600.0)
+    pages = [await _open_page(face) for _ in range(serving.MOST)]
     reader, _ = await face.connect()  # who is turned away may be told so before it has asked anything
     async with limit("it is told so"):
         answer = Answer.parse(await reader.read(-1))
@@ -168,16 +168,16 @@ async def test_where_all_are_busy_the_next_is_told_so(face: Served, monkeypatch:
 
 async def test_who_hammers_is_let_in_at_a_pace(face: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many wait, others have their turn between any two of them."""
-    monkeypatch.setattr(connections, "_PACE", 2 * 3600.0)
-    monkeypatch.setattr(connections, "REQUEST_WITHIN", 24 * 3600.0)
-    begin, made = connections.Connection.connection_made, 0
+    monkeypatch.setattr(serving, "_PACE", 2 * 3600.0)
+    monkeypatch.setattr(serving, "REQUEST_WITHIN", 24 * 3600.0)
+    begin, made = serving.Connection.connection_made, 0
 
-    def count(self: connections.Connection, transport: asyncio.Transport) -> None:
+    def count(self: serving.Connection, transport: asyncio.Transport) -> None:
         nonlocal made
         made += 1
         begin(self, transport)
 
-    monkeypatch.setattr(connections.Connection, "connection_made", count)
+    monkeypatch.setattr(serving.Connection, "connection_made", count)
     for _ in range(5):
         await face.connect()
     for number in range(1, 5):

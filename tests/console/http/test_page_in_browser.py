@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from playwright.sync_api import Browser, expect, sync_playwright
 
 from agent.console.http import app
-from agent.console.node_name import node_name
+from agent.console.sockets import node_name
 from agent.console.views import Note, Status
 from tests.console.http import nodes
 from tests.console.http.browsing import MILLISECONDS, Node, Visit, fallen, well

@@ -15,7 +15,7 @@ from agent.console.http import app as viewers_module
 from agent.console.http.app import SharedAnswer, Viewers
 from agent.console.http.page import page
 from agent.console.http.page.html import h
-from agent.console.http.page.page_parts import Picture
+from agent.console.http.page.page import Picture
 from agent.console.http.page.tiles import drawn, name
 from agent.console.http.page.topology import tiles
 from agent.console.views import Event, Histories, History, Period, Status

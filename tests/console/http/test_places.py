@@ -8,9 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from agent.console.http.page.html import Html, h, join, many
-from agent.console.http.page.sections import attention
+from agent.console.http.page.sections import attention, troubles
 from agent.console.http.page.topology import Machine, Node, Place, missing, tiles
-from agent.console.http.page.troubles import troubles
 from agent.console.views import Device, Resource, Status
 from tests.console.http import nodes
 

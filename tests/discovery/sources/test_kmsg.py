@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from agent.discovery.sources import kmsg
 from agent.discovery.sources.base import Emitted
 from agent.discovery.sources.kmsg import KmsgSource, Line, parse, split
+from agent.runtime.supervision.problems import Problems
 from backends.base import Host, Record
 from tests.backends.trees import plant
 from tests.e2e.kmsg import USER, KernelLog, record
@@ -104,7 +105,8 @@ class Reading:
 
     def __init__(self, root: Path, after: tuple[str, int] | None = None, host: Host | None = None) -> None:
         self.records: list[Record] = []
-        self.source = KmsgSource(self._take, host or Host.below(root), after)
+        self.problems = Problems()
+        self.source = KmsgSource(self._take, host or Host.below(root), after, problems=self.problems)
         self.source.watch(WANTED)
 
     def _take(self, said: Emitted) -> None:
@@ -336,6 +338,7 @@ async def test_what_is_no_record_is_passed_over_and_said_once(node: Path, log: K
             log.write(b"\n\n<4>hello\n KEY=of nothing\n" + b"x" * 20_000 + b"\n\xff\xfe\n")
             log.say(XID)
             await it.have(XID)
+            assert [shown.part for shown in it.problems.lasting()] == ["kernel-log"]
     assert [line["event"] for line in lines] == ["kernel-lines-lost"]
 
 

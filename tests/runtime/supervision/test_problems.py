@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from structlog.testing import capture_logs
 
-from agent.runtime.supervision.problems import Lasting, Problems, Trouble
+from agent.runtime.supervision.problems import Lasting, Problems, Trouble, Troubles
 
 
 class Clock:
@@ -70,3 +70,34 @@ def test_where_an_error_comes_from_is_logged_with_it() -> None:
     with capture_logs() as logs:
         disk(Problems()).report_once("'x'", error)
     assert logs[0]["exc_info"] is error
+
+
+def test_what_the_faces_show_elsewhere_is_logged_once_and_not_shown_twice() -> None:
+    problems = Problems()
+    with capture_logs() as logs:
+        for _ in range(2):
+            problems.trouble("", "the kubelet does not answer", "silent").report_once("refused")
+    assert len(logs) == 2
+    assert problems.lasting() == []
+
+
+def test_what_is_done_about_it_may_depend_on_the_reason() -> None:
+    problems = Problems()
+    it = disk(problems)
+    with capture_logs() as logs:
+        it.report_once("a link", then="waiting")
+    assert logs[0]["then"] == "waiting"
+    assert problems.lasting() == [Lasting("disk", "it is not written: a link; waiting")]
+
+
+def test_of_things_alike_each_begins_and_ends_by_itself() -> None:
+    problems = Problems()
+    them = Troubles(lambda key: problems.trouble("cdi", f"{key} is not written", "cut", "whole", resource=key))
+    with capture_logs() as logs:
+        them.tell({"a": "full", "b": "full"})
+        them.tell({"b": "full", "c": "slow"})
+        them.heal("b", "never failed")
+    assert [(line["event"], line["resource"]) for line in logs] == [
+        ("cut", "a"), ("cut", "b"), ("whole", "a"), ("cut", "c"), ("whole", "b"),
+    ]  # fmt: skip
+    assert [it.sentence for it in problems.lasting()] == ["c is not written: slow"]
