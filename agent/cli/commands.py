@@ -37,7 +37,10 @@ _COMMANDS: Final = {
     "conformance": "Try a device plugin, anybody's, beside a simulated kubelet.",
     "demo": "Run against a simulated kubelet and watch devices come and go.",
 }
-"""Name → its line in the help. Each is the function of that name in the module of that name, `import_` for `import`."""
+"""Name → its line in the help. Each is the function of that name, `import_` for `import`."""
+
+_BESIDE: Final = {"undrain": "drain", "handover": "reload"}
+"""The module of a command that has none of its own name."""
 
 
 class _Lazy(click.Group):
@@ -50,7 +53,7 @@ class _Lazy(click.Group):
         if cmd_name not in _COMMANDS:
             ctx.fail(unknown("command", cmd_name, _COMMANDS, most=len(_COMMANDS)))
         name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
-        command: click.Command = getattr(import_module(f"agent.cli.{name}"), name)
+        command: click.Command = getattr(import_module(f"agent.cli.{_BESIDE.get(name, name)}"), name)
         return command
 
     def invoke(self, ctx: click.Context) -> object:
