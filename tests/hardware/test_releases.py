@@ -1,12 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-import anyio
 import pytest
 from hypothesis import given, strategies
 from structlog.testing import capture_logs
@@ -17,6 +17,7 @@ from agent.hardware.queue import HardwareQueue
 from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import RELEASE_DEADLINE, Releaser, _together
 from agent.model import Held
+from agent.runtime.pacing import Doorbell
 from backends import registry
 from backends.base import Backend, Host, Released
 from tests.background import running
@@ -137,16 +138,15 @@ async def test_each_distinct_complaint_is_said_once_and_that_it_works_again(hous
 async def test_it_is_tried_again_later_and_later(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconciler, "RETRY_FIRST", 1.0)
     waits: list[float] = []
-    wait = anyio.move_on_after
+    wait = Doorbell.rung
 
-    def note(seconds: float) -> anyio.CancelScope:
-        scope = wait(seconds)
-        if 0.0 < seconds < math.inf:
-            waits.append(math.ceil(seconds))
-            pass_time(seconds)
-        return scope
+    async def note(bell: Doorbell, at_most: float) -> None:
+        if 0.0 < at_most < math.inf:
+            waits.append(math.ceil(at_most))
+            asyncio.get_running_loop().call_soon(pass_time, at_most)
+        await wait(bell, at_most)
 
-    monkeypatch.setattr(anyio, "move_on_after", note)
+    monkeypatch.setattr(Doorbell, "rung", note)
     house.backend.do = lambda: 1 / 0 if len(house.backend.told) < 10 else None
     await house.undo(claim("x"))
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]

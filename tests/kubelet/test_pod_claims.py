@@ -9,7 +9,6 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-import anyio
 import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
@@ -30,6 +29,7 @@ from agent.kubelet.checkpoint import FILE_NAME
 from agent.kubelet.pod_claims import PodClaims
 from agent.kubelet.transport.server import SocketServer
 from agent.model import Held, ResourceClaim, SlotKey
+from agent.runtime.pacing import Doorbell
 from agent.simulation.changes import Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.pods import Container, Pod
@@ -428,17 +428,16 @@ async def test_it_can_be_run_again_and_again(house: House, pods: Pods, monkeypat
 async def test_how_long_it_waits(
     house: House, pods: Pods, monkeypatch: pytest.MonkeyPatch, ages: Sequence[float], ending: bool, seconds: float
 ) -> None:
-    waits: list[float | None] = []
+    waits: list[float] = []
 
-    def over(delay: float | None) -> anyio.CancelScope:
-        waits.append(delay)
-        return anyio.CancelScope(deadline=0)
+    async def over(_: Doorbell, at_most: float, *, gather: float) -> None:  # as `rung` is called
+        waits.append(at_most)
 
     for n, age in enumerate(ages):
         house.ledger.allocate([held(f"d{n}")], house.now - age)
     if ending:
         house.ledger.listed(set(), house.now, house.now, None)
-    monkeypatch.setattr(anyio, "move_on_after", over)
+    monkeypatch.setattr(Doorbell, "rung", over)
     await house.witnesses._wait()
     assert waits == [pytest.approx(seconds)]
 
