@@ -273,28 +273,28 @@ def exposition(status: Status, counts: Counts) -> Iterator[str]:
 def written(metric: Metric, seen: Seen) -> Iterator[str]:
     """One metric, line by line."""
     yield f"# HELP {metric.name} {metric.meaning}\n# TYPE {metric.name} {metric.kind}\n"
+    line = _line(metric.name, metric.labels)
     for it in metric.read(seen):
-        if it:
-            value, *texts = it
-            labels = [f'{label}="{_escaped(text)}"' for label, text in zip(metric.labels, texts, strict=True)]
-            yield from (_histogram if metric.kind == "histogram" else _lines)(metric.name, value, labels)
+        if metric.kind == "histogram":
+            yield from _histogram(metric, it[0], [_escaped(text) for text in it[1:]])
         else:
-            yield ""
+            yield line % (*map(_escaped, it[1:]), +it[0]) if it else ""  # + makes 1 of True
 
 
-def _lines(name: str, value: float, labels: Sequence[str]) -> Iterator[str]:
-    inside = f"{{{','.join(labels)}}}" if labels else ""
-    yield f"{name}{inside} {+value}\n"  # 1 for True
+def _line(name: str, labels: Iterable[str]) -> str:
+    """A sample's line, for the labels' values and its own."""
+    inside = ",".join(f'{label}="%s"' for label in labels)
+    return f"{name}{{{inside}}} %s\n" if inside else f"{name} %s\n"
 
 
-def _histogram(name: str, counted: Histogram, labels: Sequence[str]) -> Iterator[str]:
+def _histogram(metric: Metric, counted: Histogram, texts: Sequence[str]) -> Iterator[str]:
     """The samples of a histogram, each bucket with those before it."""
-    so_far = 0
+    so_far, line = 0, _line(f"{metric.name}_bucket", (*metric.labels, "le"))
     for bound, number in zip((*map(str, BOUNDS), "+Inf"), counted.buckets, strict=True):
         so_far += number
-        yield from _lines(f"{name}_bucket", so_far, (*labels, f'le="{bound}"'))
-    yield from _lines(f"{name}_sum", counted.total, labels)
-    yield from _lines(f"{name}_count", so_far, labels)
+        yield line % (*texts, bound, so_far)
+    yield _line(f"{metric.name}_sum", metric.labels) % (*texts, counted.total)
+    yield _line(f"{metric.name}_count", metric.labels) % (*texts, so_far)
 
 
 def _escaped(text: str) -> str:
