@@ -15,7 +15,6 @@ from backends.errors import reason_of
 from backends.interface.attributes import HEX4, NUMBER, NUMBERS, TEXT, Attribute, assumed, one_of
 from backends.interface.durations import Seconds
 from backends.interface.host import Host, HostPath
-from backends.interface.known_devices import Known
 from backends.interface.selectors import Selector
 from backends.interface.values import (
     ALL,
@@ -31,6 +30,7 @@ from backends.interface.values import (
     Grant,
     Heard,
     Hint,
+    Known,
     Link,
     LinkChange,
     Measure,

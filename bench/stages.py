@@ -37,7 +37,7 @@ _WRAPPED: Final = (
     ("agent.daemon.supervisor", "Agent.__init__", "imports and configuration"),
     ("agent.discovery.sources.paths", "DirectoryWatch._receive", "system call, loop woken"),
     ("agent.discovery.discoverer", "Discoverer.hint", "inotify read, backends that it concerns"),
-    ("agent.discovery.schedule", "Schedule.ask", "affects()"),
+    ("agent.discovery.reading", "Schedule.ask", "affects()"),
     ("agent.discovery.reading", "_work", "schedule, thread woken"),
     ("agent.discovery.discoverer", "changes_of", "walk of the units, loop woken"),
     ("agent.daemon.node", "Node.scanned", "what has changed"),

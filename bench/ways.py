@@ -85,6 +85,12 @@ class Ways:
         self._agent.signal(signal.SIGHUP)
         await self._agent.says("config-unchanged", times=times)
 
+    async def reload_changed(self) -> None:
+        """The file is written, with another number of tokens for each device."""
+        times = len(self._agent.said("config-reloaded")) + 1
+        self._node.config(chardev(count=1 + times % 2))
+        await self._agent.says("config-reloaded", times=times)
+
     async def walk(self, way: Callable[[], Awaitable[None]]) -> list[Function]:
         """The functions that ran in each round, in the order in which they first did."""
         rounds = []
@@ -105,6 +111,7 @@ WAYS: Final[dict[Callable[[Ways], Awaitable[None]], Limit]] = {
     Ways.allocate: Limit(40, 14),
     Ways.kubelet_to_registered: Limit(45, 9),
     Ways.reload_unchanged: Limit(120, 25),
+    Ways.reload_changed: Limit(200, 45),
 }
 
 

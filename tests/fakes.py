@@ -25,7 +25,7 @@ from backends.base import (
     Signal,
     Watches,
 )
-from backends.interface.known_devices import Known
+from backends.interface.values import Known
 
 KIND = "fake"
 

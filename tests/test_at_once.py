@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from agent.claims import ledger
 from agent.config import compare
-from agent.daemon.configuration_swap import Change
+from agent.daemon.reload import Change
 from agent.daemon.supervisor import Agent
 from agent.hardware import reconciler
 from agent.kubelet import kubelet_socket, plugin, pod_claims, registration

@@ -13,7 +13,7 @@ from agent.cli.output import advised, bold, echo, wrapped
 from agent.console import advice
 from agent.console.client import NoDaemonError, WrongNameError
 from agent.console.views import ENDS, Explanation, Fault, Gift, Signal
-from agent.inventory.device_names import name_of
+from agent.inventory.lookup import name_of
 from agent.runtime.errors import some
 
 _NOTES: Final = 10

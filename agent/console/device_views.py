@@ -12,11 +12,11 @@ from msgspec.structs import astuple, replace
 from agent.console import views
 from agent.console.views import ENDED, Explanation, Fault, Histories, History, Note, Period
 from agent.health import Statement
-from agent.health.formatting import clock
+from agent.health.drains import moment
 from agent.history import timeline
 from agent.history.book import Key
 from agent.history.recorder import Recorder
-from agent.inventory.device_names import model_of, name_of
+from agent.inventory.lookup import model_of, name_of
 from agent.model import Slot, Snapshot
 from agent.runtime.chunked_work import BATCH, in_batches, in_slices
 from backends.base import Device, Verdict
@@ -99,7 +99,7 @@ def of_drain(said: Iterable[Statement], wall: Callable[[float], float]) -> dict[
 
 def _at(said: Statement, wall: Callable[[float], float]) -> str:
     """When time alone changes it; empty if it does not."""
-    return "" if said.changes is None else clock(wall(said.changes))
+    return "" if said.changes is None else moment(wall(said.changes))
 
 
 def _end(said: Statement, wall: Callable[[float], float]) -> str:

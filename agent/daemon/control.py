@@ -25,19 +25,18 @@ from agent.console.device_views import (
 )
 from agent.console.explanation import Knowledge, explain, find
 from agent.console.sockets import node_name
-from agent.daemon.configuration_swap import ConfigurationSwap
+from agent.daemon.dra import Dra
 from agent.daemon.node import Node
-from agent.daemon.reload import Reloader
+from agent.daemon.reload import ConfigurationSwap, Reloader
 from agent.daemon.reporting.event_log import Events
 from agent.daemon.serving import Serving
 from agent.daemon.shutdown import Shutdown
 from agent.daemon.state_keeper import NotYetError
 from agent.hardware.adoption import Adopter
 from agent.health import Statement
-from agent.inventory.device_names import model_of, name_of
-from agent.inventory.shortfall import WENT, Missing, NotOffered, candidates, each_once
-from agent.inventory.tombstones import GONE, NOT_SEEN, UNMAPPED
-from agent.inventory.unmatched import unmatched
+from agent.inventory.decision import HELD_AND_GONE, NOT_SEEN, UNMAPPED
+from agent.inventory.lookup import model_of, name_of
+from agent.inventory.shortfall import WENT, Missing, NotOffered, candidates, each_once, unmatched
 from agent.model import Slot, SlotKey
 from agent.runtime.chunked_work import in_batches, in_slices
 from agent.runtime.errors import FairleadError
@@ -52,6 +51,7 @@ class Parts(Struct, frozen=True):
     """The parts of the daemon that know something, and what can be done."""
 
     node: Node
+    dra: Dra
     backends: Mapping[str, Backend[Any]]
     adopter: Adopter
     serving: Serving
@@ -120,7 +120,7 @@ class AgentControl:
     def _resource(self, name: str, devices: tuple[views.Device, ...]) -> views.Resource:
         serving, configured = self._parts.serving, self._parts.node.inventory.resource(name)
         registrar, plugin = serving.registrars.get(name), serving.plugins.get(name)
-        dra = self._parts.node.dra
+        dra = self._parts.dra
         is_offered = dra.is_offered(name)
         return views.Resource(
             name,
@@ -135,7 +135,7 @@ class AgentControl:
         inventory, registrar = self._parts.node.inventory, self._parts.serving.registrars.get(name)
         if registrar is not None and (complaint := registrar.rival or registrar.complaint):
             yield complaint
-        if complaint := self._parts.node.dra.complaint(name):
+        if complaint := self._parts.dra.complaint(name):
             yield complaint
         if why := inventory.selection.broken.get(name):
             yield why
@@ -202,7 +202,7 @@ class AgentControl:
 
     async def _devices(self, name: str) -> tuple[views.Device, ...]:
         """The resource's devices by their state, with who holds them."""
-        if (snapshot := self._parts.serving.list_of(name)) is None:
+        if (snapshot := self._parts.node.lists.get(name)) is None:
             return ()
         drawn = self._drawn.get(name)
         if drawn is None or drawn.snapshot is not snapshot:
@@ -421,6 +421,6 @@ _Seen = TypeVar("_Seen", views.Device, views.Explanation)
 
 def _as_seen(view: _Seen, unseen: str) -> _Seen:
     """A view of what a pod holds; while not all hardware was looked at, it is not said to be gone."""
-    if not unseen or view.reason not in (GONE.reason, UNMAPPED.reason):
+    if not unseen or view.reason not in (HELD_AND_GONE.reason, UNMAPPED.reason):
         return view
     return replace(view, reason=NOT_SEEN, message=f"it has not been seen since the start: {unseen}; a pod holds it")

@@ -6,7 +6,6 @@ server has no slice of it any more. Which it may have is kept on disk, for a sta
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from agent.kubelet.prestart import Starter
 from agent.kubernetes.api import Api, ApiError, backoff, read
 from agent.kubernetes.runner import connected, load_client
 from agent.runtime.counts import Counts
+from agent.runtime.running_time import SYSTEM, Clock
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
 from agent.runtime.workers import NoWorkerError, Workers
@@ -66,9 +66,7 @@ class Dra:
         starter: Starter,
         problems: Problems,
         counts: Counts,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        clock: Clock = SYSTEM,
     ) -> None:
         """Prepare.
 
@@ -81,13 +79,12 @@ class Dra:
             starter: makes hardware ready for them.
             problems: is told what fails.
             counts: has what is prepared and written.
-            clock: monotonic seconds.
-            wall: seconds since the epoch.
+            clock: the time.
         """
         self._config, self._called, self._file = config, called, config.agent.state_dir / RECORD
         self._house, self._inventory, self._backends = node, node.inventory, backends
         self._giving = allocator, starter
-        self._problems, self._counts, self._clock, self._wall = problems, counts, clock, wall
+        self._problems, self._counts, self._clock = problems, counts, clock
         self._record = _read(self._file)
         self._publisher: Publisher | None = None
         self._driver: Driver | None = None
@@ -203,7 +200,7 @@ class Dra:
             claim,
             lambda: [name for name in self._inventory.names() if self.serves(name)],
             self._problems,
-            wall=self._wall,
+            wall=self._clock.wall,
         )
         try:
             await driver.run()
@@ -239,13 +236,13 @@ class Dra:
         eviction = Eviction(config.no_execute_after, config.no_execute_most)
         settings = Settings(record.driver, record.node, frozenset(config.no_execute), eviction)
         known = self._inventory, self._backends, self._problems, self._counts, record.resources
-        return Publisher(settings, *known, self._keep, clock=self._clock, wall=self._wall)
+        return Publisher(settings, *known, self._keep, clock=self._clock.now, wall=self._clock.wall)
 
     def _connect(self, record: _Record) -> Any:
         """A connection to the API server."""
         client, identity = self._loaded
         who = partial(identity.read, Path(record.kubeconfig) if record.kubeconfig else None)
-        return client.ApiClient(who, self._workers, self._away, self._clock)
+        return client.ApiClient(who, self._workers, self._away, self._clock.now)
 
     async def _withdraw(self, record: _Record) -> None:
         """Delete all that an earlier configuration offered; as long as that cannot be done, nobody else offers it."""
@@ -277,7 +274,7 @@ class Dra:
         else:
             self._unkept.healed()
         if is_less:
-            self._house.publisher.follow()
+            self._house.serve_others()
 
 
 def _load() -> tuple[ModuleType, ModuleType]:

@@ -1,16 +1,16 @@
 """Owns what is offered: inventory, health and claims; every change of them is one call here, and ends in one commit.
 
-A commit hands the lists that changed to their plugins. It wakes `run`, which waits for health's next deadline and has health
-written, where either is another. Changing an owner in any other way leaves one of these out of date.
+A commit hands the lists that changed to their plugins, and then to those who read `unreported`. It wakes `run`, which waits for
+health's next deadline and has health written, where either is another. Changing an owner in any other way leaves one of these
+out of date.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Final
-
-from anyio.abc import TaskGroup
 
 from agent.cdi.on_demand import Cdi
 from agent.claims.ledger import Ledger
@@ -19,14 +19,15 @@ from agent.console.views import ENDED, ENDS
 from agent.daemon.state_file import StateFile
 from agent.daemon.state_keeper import StateKeeper
 from agent.discovery.discoverer import Discoverer
+from agent.discovery.reading import Changes
 from agent.discovery.sources.base import boot_id
-from agent.discovery.unit_state import Changes
 from agent.hardware.queue import HardwareQueue
 from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser
 from agent.hardware.resumption import Resumer
-from agent.health import HealthBook, formatting
-from agent.health.latches import Latch
+from agent.health import HealthBook
+from agent.health.causes import Latch
+from agent.health.drains import moment
 from agent.history.recorder import Recorder
 from agent.history.timeline import Note
 from agent.inventory.inventory import Inventory
@@ -41,8 +42,7 @@ from agent.runtime.supervision.problems import Problems
 from backends.base import Backend, Clears, Device, Record, Signal, Verdict
 
 if TYPE_CHECKING:
-    from agent.daemon.dra import Dra
-    from agent.daemon.list_publisher import Publisher
+    from agent.kubelet.plugin import Plugin
 
 
 _NOTED: Final = frozenset({Verdict.NOTE, Verdict.INFO})
@@ -52,17 +52,24 @@ _NOTED: Final = frozenset({Verdict.NOTE, Verdict.INFO})
 class Node:
     """What is there, how it is, who holds it."""
 
-    publisher: Publisher
-    dra: Dra
-    tasks: TaskGroup
-    """Of the running agent. All three are told of changes, and are there before anything does change."""
-
     def __init__(
         self, config: Config, backends: Mapping[str, Backend[Any]], problems: Problems, clock: Clock = SYSTEM
     ) -> None:
         """Prepare; `backends` are those in force at any time, by their kinds."""
         host, settings = config.host, config.agent
         self._clock, self._wall = clock.now, clock.wall
+
+        # what is offered
+        self.plugins: dict[str, Plugin] = {}
+        """The service of each resource that the kubelet may ask now; `serving.py` starts and ends them."""
+        self.lists: dict[str, Snapshot] = {}
+        """The list of each resource that was published last."""
+        self.unreported: deque[tuple[Snapshot | None, Snapshot]] = deque()
+        """What was published, each with the list before, and nobody but the kubelet was told yet."""
+        self.ended: set[str] = set()
+        """The resources of which claims have ended, as above."""
+        self.news = Doorbell()
+        """Set at each change of these three, and of the devices and names that there are."""
 
         # what is there, how it is, who holds it
         self.discoverers: dict[str, Discoverer] = {}
@@ -85,7 +92,7 @@ class Node:
 
         # what outlives this process
         self.history = Recorder(
-            inventory, self._list_of, pods, self.shortfall,
+            inventory, self.lists.get, pods, self.shortfall,
             uids=self.pod_claims.uids_of, proc=host.proc, clock=clock,
         )  # fmt: skip
         self.keeper = StateKeeper(
@@ -98,9 +105,14 @@ class Node:
 
     def _commit(self, since: float | None = None) -> None:
         """Hand on what changed; `since` is when the event came that was the cause, if one was."""
-        self.publisher.publish(self._clock(), since)
-        for latch, by in self.health.ended():
-            self._note_end(latch, by)
+        for snapshot in self.inventory.take(self._clock()):
+            self.unreported.append((self.lists.get(snapshot.resource), snapshot))
+            self.lists[snapshot.resource] = snapshot
+            if (plugin := self.plugins.get(snapshot.resource)) is not None:
+                plugin.publish(snapshot, since)
+        self.news.set()
+        while self.health.ended:
+            self._note_end(*self.health.ended.popleft())
         if self.health.judgements != self._judgements:
             asyncio.get_running_loop().call_soon(self._changed.set)  # a turn later: the streams send first
 
@@ -108,11 +120,8 @@ class Node:
         """Note what ended a fault that a record told of: with it gone, nothing else tells of it."""
         said, wall = latch.signal, self._wall()
         if said.verdict not in _NOTED:
-            message = f"{ENDED} {ENDS[by.value]}; since {formatting.clock(wall - self._clock() + latch.since)}: {said.message}"
+            message = f"{ENDED} {ENDS[by.value]}; since {moment(wall - self._clock() + latch.since)}: {said.message}"
             self.history.notes.add(Note(said.hardware, said.reason, message, wall))
-
-    def _list_of(self, resource: str) -> Snapshot | None:
-        return self.publisher.serving.list_of(resource)
 
     async def find(self, name: str) -> frozenset[str]:
         """The hardware of this name, which what is there has, or had while it was offered; every face resolves names here.
@@ -211,9 +220,9 @@ class Node:
             if deadline is not None and deadline <= now:
                 await asyncio.sleep(0)  # there is more
                 continue
-            self.publisher.publish(now)
-            self.tasks.start_soon(self.keeper.write_health)
             self._judgements = self.health.judgements
+            self._commit()
+            self.keeper.write_soon()
             await until(deadline, self._changed, self._clock)
 
     # --- pods ---
@@ -241,8 +250,9 @@ class Node:
         self.inventory.unclaim(ended)
         self.releaser.add(ended)
         self.resumer.over(ended)
-        self.cdi.changed(held.resource for held in ended)
-        self.dra.changed(held.resource for held in ended)
+        names = {held.resource for held in ended}
+        self.cdi.changed(names)
+        self.ended |= names
 
     async def unprepared(self, ended: Sequence[Held]) -> None:
         """The kubelet has unprepared a ResourceClaim, and the ledger has dropped what it had; returns when that is kept."""
@@ -262,7 +272,7 @@ class Node:
 
     def keep_claims(self) -> None:
         """Have the claims written, and what is to be undone of those that ended."""
-        self.tasks.start_soon(self.keeper.write_claims_soon)
+        self.keeper.write_soon(claims=True)
 
     # --- operators ---
 
@@ -305,10 +315,20 @@ class Node:
             self.inventory.ready(kind)
         self._commit()
 
+    def is_left_alone(self, hardware: str, by: str) -> bool:
+        """Has an operator drained this, or has a resource of another backend than this got it?"""
+        others = (it for it in self.inventory.on([hardware]) if it.backend != by)
+        return bool(self.health.drains_of([hardware])) or any(it.placed is not None for it in others)
+
     def note_looks(self) -> None:
         """A backend has begun to look at all its units, or has looked at them."""
         self.inventory.set_health(self.health.looked(self.looking(), self._clock()))
         self._commit()
+
+    def serve_others(self) -> None:
+        """Other resources are to be served by device plugin than before, though the configuration is the same."""
+        self.inventory.names_revision += 1
+        self.news.set()
 
     def resend(self, resource: str) -> None:
         """Send this resource's list again, though nothing changed: the kubelet writes its checkpoint then, of all resources.

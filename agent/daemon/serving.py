@@ -1,11 +1,15 @@
-"""Runs one gRPC server per resource in our directory, registers each, and holds the directory's lock."""
+"""Runs one gRPC server per resource in our directory, registers each, and holds the directory's lock.
+
+While it has the lock, this agent is the only one of the node: it also writes the state, ends claims, undoes what was done for
+pods and prepares hardware (`SoleAgent`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -17,10 +21,16 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 
 from agent import __version__
+from agent.daemon.dra import Dra
 from agent.daemon.handover import Giver
-from agent.daemon.sole_agent import SoleAgent
+from agent.daemon.node import Node
+from agent.daemon.reporting.nfd_file import FeatureFile
+from agent.discovery import runner
 from agent.discovery.sources.base import Beat
 from agent.discovery.sources.paths import POLL, Change, DirectoryWatch
+from agent.hardware.adoption import Adopter
+from agent.hardware.jobs import Jobs
+from agent.hardware.reconciler import Reconciler
 from agent.kubelet import checkpoint
 from agent.kubelet.allocation import Allocator, Prefer, Preferences
 from agent.kubelet.handover_socket import Predecessor, Relay, Standby, Standbys
@@ -30,7 +40,7 @@ from agent.kubelet.plugin import Plugin, PreStart
 from agent.kubelet.prestart import Starter
 from agent.kubelet.registration import Registrar
 from agent.kubelet.rivals import LostResources
-from agent.model import Snapshot
+from agent.kubernetes.runner import KubernetesParts
 from agent.runtime import limits
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
@@ -39,6 +49,58 @@ from agent.runtime.supervision.notify import Notifier
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
 from backends.errors import reason_of
+
+# --- what only one agent of a node does ---
+
+
+class SoleAgent(Struct, frozen=True):
+    """The parts that run while this agent is the only one."""
+
+    node: Node
+    lost_resources: LostResources
+    reconciler: Reconciler
+    adopter: Adopter
+    jobs: Jobs
+    kubernetes: KubernetesParts
+    dra: Dra
+    features: FeatureFile | None
+    problems: Problems
+
+    async def catch_up(self) -> None:
+        """Read what the agent before us gave to pods, and was told, while we waited for its lock."""
+        await self.node.restore()
+        with anyio.move_on_after(runner.SETTLE):
+            await self.node.pod_claims.ask()
+
+    async def run(self) -> None:
+        """Run all of it until cancelled; then another agent may."""
+        node, keeper = self.node, self.node.keeper
+        parts: dict[str, Callable[[], Awaitable[None]]] = {
+            "claims": node.pod_claims.run,
+            "lost resources": self.lost_resources.run,
+            "hardware": self.reconciler.run,
+            "history": partial(node.history.run, keeper.write_history),
+            "notes of hardware": node.history.notes.run,
+            "Kubernetes": self.kubernetes.run,
+            "CDI": node.cdi.run,
+            "DRA": self.dra.run,
+        }
+        if self.features is not None:
+            parts["features"] = self.features.run
+        await keeper.begin()
+        try:
+            async with anyio.create_task_group() as tasks:
+                for part, run in parts.items():
+                    tasks.start_soon(partial(supervise, part, run, problems=self.problems))
+                tasks.start_soon(self._prepare_hardware)
+        finally:
+            await keeper.end()
+            self.jobs.close()
+
+    async def _prepare_hardware(self) -> None:
+        await self.adopter.adopt_what_is_new()
+        await self.node.resumer.resume()
+
 
 _DIRECTORY_RETRY: Final = 1.0  # seconds
 _TAKEN_WITHIN: Final = 5.0  # seconds in which the kubelet registers all that was handed over, if it runs and is well
@@ -77,6 +139,7 @@ class Serving:
     def __init__(
         self,
         plugin_dir: Path,
+        node: Node,
         notifier: Notifier,
         factory: PluginFactory,
         sole_agent: SoleAgent,
@@ -91,6 +154,7 @@ class Serving:
 
         Args:
             plugin_dir: the kubelet's directory for sockets.
+            node: has the lists, and the services that hand them on.
             notifier: is told what we wait for.
             factory: makes a resource's service.
             sole_agent: what only the one agent of a node may do.
@@ -102,7 +166,7 @@ class Serving:
         """
         self.kubelet = Kubelet(plugin_dir / "kubelet.sock")
         self.registrars = lost_resources.registrars
-        self.plugins: dict[str, Plugin] = {}
+        self._node, self.plugins = node, node.plugins
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._plugin_dir = plugin_dir
         self._notifier = notifier
@@ -115,7 +179,6 @@ class Serving:
         self._directory_news = Doorbell()
         self._names: tuple[str, ...] = ()
         self._names_changed = Doorbell()
-        self._lists: dict[str, Snapshot] = {}
         self._keep_running = partial(supervise, problems=problems)
         self._unusable = problems.trouble(
             "plugin directory", "nothing can be served", "plugin-directory-unusable",
@@ -165,23 +228,9 @@ class Serving:
         registered = sum(registrar.registered for registrar in self.registrars.values())
         return f"{registered} of {len(self.registrars)} resources registered"
 
-    def list_of(self, name: str) -> Snapshot | None:
-        """The list of a resource that was published last."""
-        return self._lists.get(name)
-
-    def publish(self, snapshot: Snapshot, since: float | None = None) -> Snapshot | None:
-        """Send this list to the kubelet, and return the one before; `since` is when the event came that caused it."""
-        before = self._lists.get(snapshot.resource)
-        self._lists[snapshot.resource] = snapshot
-        if (plugin := self.plugins.get(snapshot.resource)) is not None:
-            plugin.publish(snapshot, since)
-        return before
-
-    def follow(self, names: Sequence[str], listed: Collection[str]) -> None:
-        """Serve these resources and no others; `listed` are those that have a list, whoever serves them."""
+    def follow(self, names: Sequence[str]) -> None:
+        """Serve these resources and no others."""
         self._names = tuple(names)
-        for name in self._lists.keys() - set(listed):
-            del self._lists[name]
         if set(names) != self.plugins.keys():
             self._names_changed.set()
 
@@ -423,7 +472,7 @@ class Serving:
         registrar = Registrar(plugin, self.kubelet, self._plugin_dir, self._counts, self.predecessor)
         registrar.on_change = partial(self._registration_changed, registrar)
         self.registrars[name], self._scopes[name] = registrar, anyio.CancelScope()
-        if (snapshot := self._lists.get(name)) is not None:
+        if (snapshot := self._node.lists.get(name)) is not None:
             plugin.publish(snapshot)
         tasks.start_soon(self._keep, name, registrar.run, self._scopes[name])
 
@@ -441,7 +490,7 @@ class Serving:
 
     def _registration_changed(self, registrar: Registrar) -> None:
         if not registrar.registered:
-            self._sole_agent.node.pod_claims.stream_ended()
+            self._node.pod_claims.stream_ended()
         self._report()
 
     def _report(self) -> None:

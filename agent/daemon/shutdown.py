@@ -40,7 +40,8 @@ class Shutdown:
 
     def __init__(self, node: Node, serving: Serving, notifier: Notifier) -> None:
         self._node, self._serving, self._notifier = node, serving, notifier
-        self._scope, self._is_leaving = anyio.CancelScope(), False
+        self._scope = anyio.CancelScope()
+        self._leaving: asyncio.Future[None] | None = None
         self._parent = os.getppid()  # as we started: a successor's ends, and process 1 is its parent then
         self._replacing: asyncio.Future[HandedOver] | None = None
 
@@ -54,9 +55,8 @@ class Shutdown:
 
     def _stop(self, number: int) -> None:
         log.info("stopping", signal=signal.Signals(number).name)
-        if self._serving.standbys.any and not self._is_leaving:
-            self._is_leaving = True
-            self._node.tasks.start_soon(self._leave)
+        if self._serving.standbys.any and self._leaving is None:
+            self._leaving = asyncio.ensure_future(self._leave())
         else:
             self._end()
 

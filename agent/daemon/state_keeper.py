@@ -21,6 +21,7 @@ from agent.inventory.shortfall import Shortfall
 from agent.model import Health
 from agent.runtime.chunked_work import in_batches
 from agent.runtime.errors import FairleadError
+from agent.runtime.pacing import Doorbell
 from agent.runtime.running_time import SYSTEM, Clock
 from backends.base import Clears
 
@@ -60,7 +61,21 @@ class StateKeeper:
         self._claims_changed = False
         self._written, self._written_offered = health.revision, shortfall.revision
         self._late = False
-        self._writing = self._again = False
+        self._wanted, self._wants_claims = Doorbell(), False
+
+    async def run(self) -> None:
+        """Write whatever is to be written soon, until cancelled; what comes while it is being written is written once."""
+        while True:
+            await self._wanted.rung()
+            if self._wants_claims:
+                self._wants_claims = False
+                await self.write_claims()
+            await self.write_health()
+
+    def write_soon(self, *, claims: bool = False) -> None:
+        """Have health written if it changed, and the claims, if they did."""
+        self._wants_claims |= claims
+        self._wanted.set()
 
     async def restore(self) -> None:
         """Take in what the file says; where it says nothing, all stays as it is (reading it blocks)."""
@@ -102,19 +117,6 @@ class StateKeeper:
         self._claims_changed = True
         if self._is_alone:
             await self._state.write(claims=self._ledger.held_now(), releasing=self._releaser.pending())
-
-    async def write_claims_soon(self) -> None:
-        """The same for what ends or is undone by the thousand: what comes while it is being written is written once."""
-        if self._writing:
-            self._again = True
-            return
-        self._writing = self._again = True
-        try:
-            while self._again:
-                self._again = False
-                await self.write_claims()
-        finally:
-            self._writing = False
 
     async def write_health(self) -> None:
         """Have what is kept of health written, if it changed; returns when it is, or the disk takes too long."""

@@ -17,25 +17,23 @@ from typing import Any
 import anyio
 import structlog
 from anyio import to_thread
+from anyio.abc import TaskGroup
 
 from agent.config import Config
 from agent.console.probe_service import serve as answer_probes
 from agent.console.service import serve
 from agent.console.sockets import node_name
 from agent.daemon.boot import HELD_BACK, list_when_found, wait_for_held
-from agent.daemon.configuration_swap import ConfigurationSwap
 from agent.daemon.control import AgentControl, Parts
-from agent.daemon.discovery_runner import DiscoveryRunner
 from agent.daemon.dra import Dra
-from agent.daemon.list_publisher import Publisher
 from agent.daemon.node import Node
-from agent.daemon.reload import Reloader
+from agent.daemon.reload import ConfigurationSwap, Reloader
 from agent.daemon.reporting.event_log import Events
-from agent.daemon.reporting.list_warnings import ListWarnings
+from agent.daemon.reporting.lists import ListReporter, ListWarnings
 from agent.daemon.reporting.nfd_file import FeatureFile
-from agent.daemon.serving import PluginFactory, Serving
+from agent.daemon.serving import PluginFactory, Serving, SoleAgent
 from agent.daemon.shutdown import Shutdown
-from agent.daemon.sole_agent import SoleAgent
+from agent.discovery.runner import DiscoveryRunner
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
 from agent.kubelet import checkpoint
@@ -103,35 +101,34 @@ class Agent:
         )
         pod_claims.is_giving = allocator.is_giving
         starter = Starter(node.inventory, node.ledger, backends, self._jobs, node, pod_claims.two_pods)
-        node.dra = Dra(
-            config, node_name(), node, backends, allocator, starter, problems, counts, clock=clock.now, wall=clock.wall
-        )
+        dra = Dra(config, node_name(), node, backends, allocator, starter, problems, counts, clock)
         preferences = Preferences(node.inventory, backends, admission)
         factory = PluginFactory(allocator, preferences, starter, lost_resources, counts, record)
-        kubernetes = KubernetesParts(
-            config.kubernetes, node_name(), node, node.shortfall, problems, clock=clock.now, wall=clock.wall
-        )
+        kubernetes = KubernetesParts(config.kubernetes, node_name(), node, node.shortfall, problems, clock)
         path = settings.nfd_features.path
         features = None if path is None else FeatureFile(path, node.inventory.all_slots, problems=problems)
         sole_agent = SoleAgent(
-            node, lost_resources, node.reconciler, adopter, self._jobs, kubernetes, features, problems
+            node, lost_resources, node.reconciler, adopter, self._jobs, kubernetes, dra, features, problems
         )
         self._serving = Serving(
-            settings.plugin_dir, notifier, factory, sole_agent, counts, lost_resources, self._kubelet_watch.beat, problems,
+            settings.plugin_dir, node, notifier, factory, sole_agent, counts, lost_resources, self._kubelet_watch.beat, problems,
             shares_http=config.http.is_on and not config.http.listen.startswith("unix:"),
         )  # fmt: skip
 
         # what everybody else is told, and asks for
         self._list_warnings = ListWarnings(node, kubernetes)
-        node.publisher = Publisher(node, self._serving, adopter, self._list_warnings, features, counts, kubernetes)
+        self._reporter = ListReporter(
+            node, self._serving, adopter, self._list_warnings, features, counts, kubernetes, dra
+        )
+        self._adopter = adopter
         self._swap = ConfigurationSwap(
-            config, self._discovery, self._serving, adopter, self._list_warnings, kubernetes, self._jobs, node
+            config, self._discovery, self._serving, adopter, self._list_warnings, kubernetes, dra, self._jobs, node
         )
         self._reloader = Reloader(self._swap, notifier, self._serving, problems)
         self._shutdown = Shutdown(node, self._serving, notifier)
         known = events or Events()
         parts = Parts(
-            node, backends, adopter, self._serving, known, problems, self._swap, self._reloader, self._shutdown
+            node, dra, backends, adopter, self._serving, known, problems, self._swap, self._reloader, self._shutdown
         )
         self.control = AgentControl(parts, clock=clock)
         """What the faces ask."""
@@ -154,14 +151,15 @@ class Agent:
         """Run until cancelled; `on_ready` is called before the first registration."""
         # before anything is seen: what was drained or latched is not Healthy for a moment
         await self.node.keeper.restore()
-        if (read := self.node.health.handled.get("kmsg")) is not None:
-            self._discovery.kmsg.after = read.boot, read.sequence
+        read = self.node.health.handled.get("kmsg")
         async with anyio.create_task_group() as tasks:
-            self.node.tasks = tasks
-            self._discovery.start(tasks)
+            self._discovery.start(tasks, None if read is None else (read.boot, read.sequence))
             tasks.start_soon(self._keep, self._kubelet_watch.part, self._serving.watch, self._kubelet_watch)
             tasks.start_soon(self._keep, "watchdog", self.watchdog.run)
             tasks.start_soon(self._keep, "health", partial(self.node.run, self._discovery.until))
+            tasks.start_soon(self._keep, "state", self.node.keeper.run)
+            tasks.start_soon(self._keep, "lists", self._reporter.run)
+            tasks.start_soon(self._keep, "adoption", self._adopter.run)
             tasks.start_soon(self._serving.predecessor.run)
             admin = partial(serve, self.control, self.config.agent.admin_socket, self.problems)
             tasks.start_soon(self._keep, "admin socket", admin)
@@ -169,7 +167,7 @@ class Agent:
             tasks.start_soon(self._keep, "probes", probes)
             if self.config.http.is_on:
                 tasks.start_soon(self._keep, "HTTP", self._serve_http)
-            await self._settle()
+            await self._settle(tasks)
             log.info("ready", resources=self.inventory.names())
             self._notifier.ready(f"waiting for {self._serving.kubelet.socket}")
             on_ready()
@@ -190,9 +188,9 @@ class Agent:
             await predecessor.gone()  # who listens there
             await serving.serve(*faces, listeners, predecessor.listeners())
 
-    async def _settle(self) -> None:
+    async def _settle(self, tasks: TaskGroup) -> None:
         """Wait for what is to be known before the first list, as long as it is worth."""
-        await self._discovery.settle(self.node.pod_claims)
+        await self._discovery.settle(self.node.pod_claims.ask)
         if self.node.looking() and await self._serving.predecessor.lasts():
             with anyio.move_on_after(HELD_BACK):  # the agent before us serves meanwhile
                 await self.node.looked()
@@ -203,7 +201,7 @@ class Agent:
                 "first look", f"the first look at the hardware of {kind} has not ended", "first-look-lasts",
                 "first-look-ended", backend=kind,
             )  # fmt: skip
-            self.node.tasks.start_soon(list_when_found, kind, self.node, self._serving.kubelet, told)
+            tasks.start_soon(list_when_found, kind, self.node, self._serving.kubelet, told)
         at_most = self.config.agent.boot_wait
         await wait_for_held(self.node, self._serving.kubelet.socket, at_most, self._serving.wait_for)
         self._list_warnings.tell_of_selectors(self.config.resources)

@@ -194,38 +194,37 @@ def discovery(answer: Any, unit: str) -> Discovery:
     for problem in answer.problems:
         if not _are_all((problem.subject, problem.sentence), tuple, str):
             raise NonsenseError(f"discover() returned the impossible {problem}")
-    for device in (*answer.devices, *answer.beside):
-        _check_device(device, unit)
+    devices: tuple[Any, ...] = (*answer.devices, *answer.beside)
+    for device in devices:
+        numa = device.numa_node
+        allowed = {
+            "key": _are_names((device.key,), tuple),
+            "unit": device.unit == unit,
+            "resource": device.resource is None or isinstance(device.resource, str),
+            "hardware": device.hardware and _are_names(device.hardware),
+            "depends": _are_names(device.depends),
+            "exclusive": _are_names(device.exclusive),
+            "parts": isinstance(device.parts, tuple) and all(part and _are_names(part) for part in device.parts),
+            "identity": isinstance(device.identity, str),
+            "aliases": _are_names(device.aliases),
+            "place": _are_names(device.place),
+            "bindings": isinstance(device.bindings, Mapping)
+            and _are_names((*device.bindings.keys(), *device.bindings.values()), tuple),
+            "unusable": isinstance(device.unusable, str),
+            "by_design": isinstance(device.by_design, bool),
+            "no_reset": isinstance(device.no_reset, str),
+            "nodes": _lie_at_paths(device.nodes, Node) and all(isinstance(it.permissions, str) for it in device.nodes),
+            "mounts": _lie_at_paths(device.mounts, Mount),
+            "ancestry": _are_names(device.ancestry, tuple),
+            "numa_node": numa is None or (isinstance(numa, int) and 0 <= numa < _NUMA_NODES),
+            "attributes": isinstance(device.attributes, Mapping)
+            and all(
+                isinstance(name, str) and _are_all(values, tuple, str) for name, values in device.attributes.items()
+            ),
+        }
+        if not all(allowed.values()):
+            raise _impossible(f"discover() returned device {device.key!r}", device, allowed)
     return answer
-
-
-def _check_device(device: Any, unit: str) -> None:
-    numa = device.numa_node
-    allowed = {
-        "key": _are_names((device.key,), tuple),
-        "unit": device.unit == unit,
-        "resource": device.resource is None or isinstance(device.resource, str),
-        "hardware": device.hardware and _are_names(device.hardware),
-        "depends": _are_names(device.depends),
-        "exclusive": _are_names(device.exclusive),
-        "parts": isinstance(device.parts, tuple) and all(part and _are_names(part) for part in device.parts),
-        "identity": isinstance(device.identity, str),
-        "aliases": _are_names(device.aliases),
-        "place": _are_names(device.place),
-        "bindings": isinstance(device.bindings, Mapping)
-        and _are_names((*device.bindings.keys(), *device.bindings.values()), tuple),
-        "unusable": isinstance(device.unusable, str),
-        "by_design": isinstance(device.by_design, bool),
-        "no_reset": isinstance(device.no_reset, str),
-        "nodes": _lie_at_paths(device.nodes, Node) and all(isinstance(it.permissions, str) for it in device.nodes),
-        "mounts": _lie_at_paths(device.mounts, Mount),
-        "ancestry": _are_names(device.ancestry, tuple),
-        "numa_node": numa is None or (isinstance(numa, int) and 0 <= numa < _NUMA_NODES),
-        "attributes": isinstance(device.attributes, Mapping)
-        and all(isinstance(name, str) and _are_all(values, tuple, str) for name, values in device.attributes.items()),
-    }
-    if not all(allowed.values()):
-        raise _impossible(f"discover() returned device {device.key!r}", device, allowed)
 
 
 # --- what is offered and given ---

@@ -21,18 +21,40 @@ from msgspec.structs import replace
 
 from agent.discovery import backend_answers
 from agent.discovery.backend_answers import ask
-from agent.discovery.reading import EVERY_UNIT, UNIT_DEADLINE, Job, Reads, probe, read
-from agent.discovery.schedule import Schedule, Todo
-from agent.discovery.unit_state import NOTHING, Changes, UnitState, changes_of
+from agent.discovery.reading import (
+    EVERY_UNIT,
+    NOTHING,
+    UNIT_DEADLINE,
+    Changes,
+    Job,
+    Reads,
+    Schedule,
+    Todo,
+    UnitState,
+    changes_of,
+    probe,
+    read,
+)
 from agent.runtime import garbage
 from agent.runtime.chunked_work import BATCH
 from agent.runtime.counts import Counts
 from agent.runtime.errors import shown, words
 from agent.runtime.supervision import resource_shortage
 from agent.runtime.workers import NoWorkerError, Workers
-from backends.base import ALL, Backend, Device, Hint, Link, Problem, Record, Signal, Verdict, Watches
+from backends.base import (
+    ALL,
+    Backend,
+    Device,
+    Hint,
+    Link,
+    Problem,
+    Record,
+    Signal,
+    Verdict,
+    Watches,
+)
 from backends.errors import ShortageError
-from backends.interface.known_devices import Known
+from backends.interface.values import Known
 
 THREADS: Final = 64
 """Each read that hangs keeps one; as many units may hang before the others are no longer looked at."""
@@ -123,7 +145,7 @@ class Discoverer:
         """Set when the first full scan has come to its end."""
         self._publish, self._on_watches = publish, on_watches
         self._clock = clock
-        self.reads = Reads(self.workers, unit_deadline, clock, self._quarantine)
+        self.reads = Reads(self.workers, unit_deadline, clock, self._leave_alone)
         self._waiters: list[_Waiter] = []
         self._soon_well: dict[str, asyncio.TimerHandle] = {}
         self._pile = garbage.Pile()
@@ -134,7 +156,7 @@ class Discoverer:
     # --- what makes it look ---
 
     def hint(self, hint: Hint) -> None:
-        """Have the units looked at that an event affects. Called for every event on the node; cheap."""
+        """Have the units looked at that an event affects. Called for every event that the backend asked for; cheap."""
         try:
             units = ask(lambda: backend_answers.affected(self.backend.affects(hint, self.known)))
         except Exception as error:  # noqa: BLE001  # reported; a full scan sees what changed
@@ -161,7 +183,7 @@ class Discoverer:
     @property
     def is_stuck(self) -> bool:
         """Does a read hang or a call fail, so that another instance may do better, and is there a thread to try it?"""
-        hangs = any(job.hangs for job in self.reads.left.values())
+        hangs = any(job.hangs for job in self.reads.lingering.values())
         return (hangs or not self.problems.keys().isdisjoint(_CALLS)) and self.workers.spare
 
     def links(self) -> dict[str, tuple[Link, ...]]:
@@ -199,8 +221,8 @@ class Discoverer:
             LookError: one of them cannot be read, or hangs; the sentence says which and why.
         """
         wanted = frozenset(units)
-        for unit in sorted(wanted & self.reads.left.keys()):
-            if self.reads.left[unit].hangs:
+        for unit in sorted(wanted & self.reads.lingering.keys()):
+            if self.reads.lingering[unit].hangs:
                 raise LookError(self._hangs(unit))
         if not wanted:
             return
@@ -221,7 +243,7 @@ class Discoverer:
                     await self._probe(todo)
                 else:
                     await self._scan(todo)
-                if self._walked_all and not (self.reads.left and self.reads.slow):
+                if self._walked_all and not (self.reads.lingering and self.reads.slow):
                     self.first_scan.set()
         finally:
             self.workers.close()
@@ -262,10 +284,10 @@ class Discoverer:
     async def _scan(self, todo: Todo) -> None:
         """Read the units that are due. Where a read is slow or hangs, what was read is published, and it goes on without it."""
         began, since, self._hinted_at = self._clock(), self._hinted_at, None
-        for job in self.reads.left.values():  # they began before we were asked
+        for job in self.reads.lingering.values():  # they began before we were asked
             job.stale |= todo.everything or job.unit in todo.units
         for waiter in self._waiters:
-            waiter.begun |= waiter.units.isdisjoint(self.reads.left)
+            waiter.begun |= waiter.units.isdisjoint(self.reads.lingering)
         units: Set[str] = todo.units
         gone: Set[str] = frozenset()
         if todo.everything:
@@ -273,12 +295,12 @@ class Discoverer:
                 units = todo.units | self.known.keys()
             else:
                 units, gone = listed, self.known.keys() - listed
-                for job in self.reads.left.values():
-                    job.is_gone = job.unit not in listed
+                for job in self.reads.lingering.values():
+                    job.unlisted = job.unit not in listed
         failed, _ = await self._walk([Job(unit, hinted=since) for unit in sorted(units)], self._read, gone=gone)
         if self._waiters:
             self._answer(failed)
-        if self.reads.left:
+        if self.reads.lingering:
             await self._end_slow()
         self._durations.observe(self._clock() - began)
         self._walked_all |= todo.everything
@@ -298,12 +320,12 @@ class Discoverer:
         self.schedule.put_off({job.unit for job in left}, at_a_glance=todo.at_a_glance)
         if late:
             self.schedule.ask(late)
-        if self.reads.left:
+        if self.reads.lingering:
             await self._end_slow()
 
     async def _list(self) -> Set[str] | None:
         """All units there are; None if they cannot be listed, which is reported."""
-        if EVERY_UNIT in self.reads.left:
+        if EVERY_UNIT in self.reads.lingering:
             return None
         job: Job[frozenset[str]] = Job(EVERY_UNIT)
         try:
@@ -328,7 +350,7 @@ class Discoverer:
         stop: Callable[[], bool] = lambda: False,
     ) -> tuple[dict[str, str], Sequence[Job[UnitState]]]:
         """Have these jobs done, and take in what comes of them; why units cannot be read, and the jobs that `stop` left out."""
-        jobs = [job for job in jobs if job.unit not in self.reads.left]
+        jobs = [job for job in jobs if job.unit not in self.reads.lingering]
         failed: dict[str, str] = {}
         while True:
             try:
@@ -346,7 +368,7 @@ class Discoverer:
         while True:
             failed: dict[str, str] = {}
             for job in self.reads.ended():
-                if job.is_gone:  # what it saw was before that
+                if job.unlisted:  # what it saw was before that
                     continue
                 failed |= await self._digest([job])
                 if job.stale:
@@ -467,7 +489,7 @@ class Discoverer:
         what = f"reading {unit}" if unit else "listing its units"
         return f"{what} has hung for more than {self.reads.deadline:g} s; it is left alone until the read returns"
 
-    def _quarantine(self, job: Job[Any]) -> None:
+    def _leave_alone(self, job: Job[Any]) -> None:
         """Leave a unit alone whose read hangs, until its thread comes back; its devices are Unhealthy: no pod shall get them."""
         unit, why = job.unit, self._hangs(job.unit)
         self._report(unit, [Problem(unit or self.kind, why)])
@@ -485,9 +507,9 @@ class Discoverer:
 
     def _release(self, job: Job[Any]) -> None:
         """Look at a unit again whose thread has come back; at all units, if there was no thread left."""
-        if self.reads.left.get(job.unit) is not job:
+        if self.reads.lingering.get(job.unit) is not job:
             return
-        del self.reads.left[job.unit]
+        del self.reads.lingering[job.unit]
         self.schedule.ask([job.unit] if job.unit and EVERY_UNIT not in self.problems else ALL)
 
     # --- what is wrong ---

@@ -2,24 +2,129 @@
 
 A thread does one job after the other. Where one is slow, it is left to its thread, and another thread goes on with the
 rest. What backends answer is checked here, so that nonsense is a failure of the unit it came from.
+
+What is known of a unit is one value, `UnitState`; each job makes the next, and `changes_of` tells what differs for inventory
+and health. `Schedule` says which units are due, and why.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from agent.discovery import backend_answers
-from agent.discovery.unit_state import UnitState
+from agent.runtime.pacing import Backoff
 from agent.runtime.running_time import STEP, Running
 from agent.runtime.supervision import resource_shortage
 from agent.runtime.workers import Workers
-from backends.base import Backend, Signal, Verdict
+from backends.base import ALL, All, Backend, Device, Link, Problem, Signal, Verdict
+
+# --- what is known of a unit ---
+
+
+class UnitState(Struct, frozen=True, gc=False):
+    """What a read or a probe of a unit showed. A part that is equal to the one before it is the same object."""
+
+    devices: tuple[Device, ...] = ()
+    links: tuple[Link, ...] = ()
+    beside: tuple[Device, ...] = ()
+    """`Discovery.beside`."""
+    problems: tuple[Problem, ...] = ()
+    signals: tuple[Signal, ...] = ()
+    """What its last probe said."""
+    glance: tuple[object, ...] | None = None
+    """What a glance at each device showed right before the last probe, so that whatever has changed since then shows at the
+    next. None if it was read since: the next glance has it probed."""
+    inherited: bool = False
+    """It was read by another instance of the backend, and not yet by this one: its signals are not known."""
+
+
+NOTHING: Final = UnitState()
+"""What is known of a unit that has not been read, and of one that is gone."""
+
+
+class Changes(Struct, frozen=True):
+    """What a scan or a probe of one backend found that differs from before."""
+
+    backend: str
+    units: Mapping[str, tuple[Device, ...]]
+    """Units whose devices differ from before; an empty tuple is a unit that is gone."""
+    signals: Mapping[str, tuple[Signal, ...]]
+    """Every unit that was read, with all signals of its probes; none of a unit that is gone.
+    A unit that was only probed is here if its signals differ from the last ones, or have a measure."""
+    links: Mapping[str, tuple[Link, ...]] = field(default_factory=dict)
+    """Units whose links differ from before."""
+    since: float | None = None
+    """When, on the monotonic clock, the first hint came that led to this scan; None: a timer did."""
+    by_reload: bool = False
+    """These are the changes of a reload: another instance of the backend found this, or there is none any more."""
+    beside: Mapping[str, tuple[Device, ...]] = field(default_factory=dict)
+    """`Discovery.beside` of the units whose devices differ."""
+    more: bool = False
+    """More follows at once: what the scan found is too much for one step of the loop, and this is a part of it."""
+
+    def in_parts(self, size: int) -> Iterator[Changes]:
+        """Yield the same in parts of about `size` devices, at least one.
+
+        Units that have devices come before those that have none any more: hardware that has moved from one unit to
+        another has not been away.
+        """
+        parts: list[list[str]] = [[]]
+        devices = 0
+        for unit in sorted({**self.units, **self.signals}, key=lambda unit: self.units.get(unit) == ()):
+            if devices >= size:
+                parts.append([])
+                devices = 0
+            parts[-1].append(unit)
+            devices += max(1, len(self.units.get(unit, ())), len(self.signals.get(unit, ())))
+        for number, part in enumerate(parts, 1):
+            yield replace(
+                self,
+                units={unit: self.units[unit] for unit in part if unit in self.units},
+                signals={unit: self.signals[unit] for unit in part if unit in self.signals},
+                links={unit: self.links[unit] for unit in part if unit in self.links},
+                beside={unit: self.beside[unit] for unit in part if unit in self.beside},
+                by_reload=self.by_reload and number == 1,
+                more=number < len(parts),
+            )
+
+
+def changes_of(
+    kind: str,
+    before: Mapping[str, UnitState],
+    after: Mapping[str, UnitState],
+    untold: Set[str] = frozenset(),
+    *,
+    since: float | None = None,
+    by_reload: bool = False,
+) -> Changes:
+    """What differs between these states of units; `NOTHING` is a unit that is gone.
+
+    Args:
+        kind: the backend's name.
+        before: what was known.
+        after: what is known now of the units that may differ.
+        untold: the units of which no signals are told; of the others they are, whether they differ or not.
+        since: when the first hint came that led to this.
+        by_reload: is it another instance that knows `after`?
+    """
+    pairs = [(unit, before.get(unit, NOTHING), now) for unit, now in after.items()]
+    differ = {unit: now for unit, was, now in pairs if now is NOTHING or now.devices is not was.devices}
+    return Changes(
+        kind,
+        {unit: now.devices for unit, now in differ.items()},
+        {unit: now.signals for unit, now in after.items() if unit not in untold},
+        {unit: now.links for unit, was, now in pairs if now.links is not was.links},
+        since,
+        by_reload,
+        {unit: now.beside for unit, now in differ.items() if now.beside},
+    )
+
 
 T = TypeVar("T")
 
@@ -99,7 +204,7 @@ class Job(Struct, Generic[T], eq=False):
     hangs: bool = False
     stale: bool = False
     """The unit is to be looked at again once it is done: it began before somebody asked for that."""
-    is_gone: bool = False
+    unlisted: bool = False
     """There is no such unit any more, by a listing that came after it began."""
     thread: asyncio.Future[None] | None = None
     """Done when the thread that it was left to comes back."""
@@ -142,8 +247,8 @@ class Reads:
     def __init__(
         self, workers: Workers, deadline: float, clock: Callable[[], float], on_hang: Callable[[Job[Any]], None]
     ) -> None:
-        """Prepare; `on_hang` is called once for each job that takes `deadline` seconds, while `left` has it."""
-        self.left: dict[str, Job[Any]] = {}
+        """Prepare; `on_hang` is called once for each job that takes `deadline` seconds, while `lingering` has it."""
+        self.lingering: dict[str, Job[Any]] = {}
         """Unit → the job that its thread was left with."""
         self._workers, self._on_hang = workers, on_hang
         self.deadline, self.clock = deadline, clock
@@ -151,7 +256,7 @@ class Reads:
     @property
     def slow(self) -> dict[str, Job[Any]]:
         """Those left that do not hang yet."""
-        return {unit: job for unit, job in self.left.items() if not job.hangs}
+        return {unit: job for unit, job in self.lingering.items() if not job.hangs}
 
     async def run(
         self, jobs: Sequence[Job[T]], do: Callable[[str], T], stop: Callable[[], bool] = lambda: False
@@ -181,7 +286,7 @@ class Reads:
             at = turn.at
         done = at + jobs[at].done
         if done > at and not jobs[at].hangs:
-            self.left.pop(jobs[at].unit, None)
+            self.lingering.pop(jobs[at].unit, None)
         return jobs[:done], [job.fresh() for job in jobs[at + 1 :]]
 
     def _is_left(self, job: Job[Any], thread: asyncio.Future[None]) -> bool:
@@ -189,7 +294,7 @@ class Reads:
         lasts = job.lasts(self.clock())
         if lasts < (SLOW_AFTER if job.unit else self.deadline):
             return False
-        self.left[job.unit], job.thread = job, thread
+        self.lingering[job.unit], job.thread = job, thread
         if lasts >= self.deadline:
             self._hangs(job)
         return True
@@ -203,7 +308,7 @@ class Reads:
         now, done = self.clock(), []
         for job in self.slow.values():
             if job.done:
-                done.append(self.left.pop(job.unit))
+                done.append(self.lingering.pop(job.unit))
             elif job.lasts(now) >= self.deadline:
                 self._hangs(job)
         return done
@@ -217,3 +322,129 @@ class Reads:
             await asyncio.wait(futures, timeout=STEP, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiting.cancel()
+
+
+# --- what is due, and why ---
+
+
+_RETRY_FIRST, _RETRY_MOST = 1.0, 60.0  # seconds before a failed unit is tried again, doubling
+
+
+class Todo(Struct):
+    """What the next walk covers."""
+
+    everything: bool = False
+    units: set[str] = field(default_factory=set)
+    """To be looked at."""
+    probes: set[str] = field(default_factory=set)
+    """Units of which only the health is probed. Never beside units to be looked at."""
+    at_a_glance: bool = False
+    """Are those only probed that a glance (`Backend.glance`) shows to have changed?"""
+
+
+class Schedule:
+    """The units of one backend that are due, and why."""
+
+    def __init__(self, resync: float, probe: float, clock: Callable[[], float]) -> None:
+        """Prepare.
+
+        Args:
+            resync: seconds between two looks at everything.
+            probe: seconds between two probes of all that is known.
+            clock: the time in seconds.
+        """
+        self.poll: float | None = None
+        """Seconds between two glances that the backend asks for."""
+        self._clock = clock
+        self._resync, self._probe = resync, probe
+        self._resynced = self._probed = self._glanced = clock()
+        self._todo = Todo()
+        self._passed_over = False  # have probes waited for the scan before?
+        self.asked = asyncio.Event()
+        """Set while something more urgent waits than what `next` returned last: slow reads and probes give way to it."""
+        self._retries: dict[str, tuple[float, Backoff]] = {}  # unit → when
+
+    def ask(self, units: Iterable[str] | All) -> None:
+        """Have these units looked at as soon as possible."""
+        if units is ALL:
+            self._todo.everything = True
+        else:
+            self._todo.units.update(units)
+        self.asked.set()
+
+    def put_off(self, probes: Set[str], *, at_a_glance: bool) -> None:
+        """Probe these later, which are left of what was to be probed: something more urgent came up."""
+        if probes:
+            self._todo.probes.update(probes)
+            self._todo.at_a_glance = at_a_glance
+            self.asked.set()
+
+    def restart(self) -> None:
+        """Begin anew, with a look at everything."""
+        self._resynced = self._probed = self._glanced = self._clock()
+        self._todo.everything = True
+
+    async def next(self, known: Collection[str]) -> Todo:
+        """Wait until something is due; the result has units to be looked at, or probes, never both.
+
+        Looks come first. Where one look follows the other, probes get every second turn.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            self.asked.clear()
+            if (seconds := self._due_in(known)) <= 0:
+                break
+            timer = loop.call_later(seconds, self.asked.set)  # a cancel scope takes 20 us longer, for each event
+            try:
+                await self.asked.wait()
+            finally:
+                timer.cancel()
+        todo, self._todo = self._todo, Todo()
+        has_both = bool(todo.probes and (todo.everything or todo.units))
+        if has_both:
+            looks, probes = Todo(todo.everything, todo.units), Todo(probes=todo.probes, at_a_glance=todo.at_a_glance)
+            todo, self._todo = (probes, looks) if self._passed_over else (looks, probes)
+            self.asked.set()
+        self._passed_over = has_both and not todo.probes
+        return todo
+
+    def _due_in(self, known: Collection[str]) -> float:
+        """Add what has become due. Returns the seconds until something is, 0 if something is now.
+
+        The next probes begin when none are left of the last: else units late in the alphabet would never be probed.
+        """
+        now, todo = self._clock(), self._todo
+        if now >= self._resynced + self._resync:
+            self._resynced = now
+            todo.everything = True
+        if now >= self._probed + self._probe and (todo.at_a_glance or not todo.probes):
+            self._probed = self._glanced = now
+            todo.probes.update(known)
+            todo.at_a_glance = False
+        if self.poll is not None and now >= self._glanced + self.poll and not todo.probes:
+            self._glanced = now
+            todo.probes.update(known)
+            todo.at_a_glance = bool(known)
+        for unit, (at, backoff) in self._retries.items():
+            if at <= now:
+                self._retries[unit] = (now + backoff.next(), backoff)
+                if unit == EVERY_UNIT:
+                    todo.everything = True
+                else:
+                    todo.units.add(unit)
+        if todo != Todo():
+            return 0.0
+        timers = [self._resynced + self._resync, self._probed + self._probe, *(at for at, _ in self._retries.values())]
+        if self.poll is not None:
+            timers.append(self._glanced + self.poll)
+        return min(timers) - now
+
+    def retry(self, unit: str, *, steady: bool = False) -> None:
+        """Look at this unit again in a second, and then a little later each time, or each second if `steady`."""
+        if steady or unit not in self._retries:
+            backoff = Backoff(_RETRY_FIRST, _RETRY_MOST)
+            self._retries[unit] = (self._clock() + backoff.next(), backoff)
+
+    def is_well(self, unit: str) -> None:
+        """Do not try this unit again: it could be read."""
+        self._retries.pop(unit, None)

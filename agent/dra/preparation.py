@@ -29,10 +29,9 @@ from agent.dra.claims import AGAIN, Allocated, Candidate, Given, grouped
 from agent.dra.names import pool_name
 from agent.dra.slices import Named, Offer, entries
 from agent.hardware.queue import HardwareQueue
-from agent.inventory.decision import is_meant_for_one
+from agent.inventory.decision import is_meant_for_one, is_same
 from agent.inventory.inventory import Inventory
 from agent.inventory.selection import Found
-from agent.inventory.tombstones import is_same
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.prestart import Starter

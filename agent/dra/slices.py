@@ -21,10 +21,9 @@ from msgspec.structs import replace
 
 from agent.dra.names import device_name, slice_name
 from agent.health.judgement import DRAINED
-from agent.inventory.decision import is_meant_for_one
+from agent.inventory.decision import is_meant_for_one, owns_its_place
 from agent.inventory.inventory import Inventory
 from agent.inventory.selection import Found
-from agent.inventory.tombstones import owns_its_place
 from agent.model import HEALTHY, Health, Held, Slot, State
 from backends.base import NUMBER, Attribute, Device
 

@@ -15,6 +15,7 @@ from agent.discovery.backend_answers import ask
 from agent.hardware.reconciler import Reconciler, Want
 from agent.inventory.inventory import Inventory
 from agent.model import SlotKey, Snapshot
+from agent.runtime.pacing import Doorbell
 from agent.runtime.supervision.problems import Trouble
 from agent.runtime.workers import Workers
 from backends.base import Backend, Device, Resource
@@ -46,6 +47,14 @@ class Adopter:
         self._backends, self._inventory = backends, inventory
         self._reconciler, self._discovery = reconciler, discovery
         self._devices: dict[SlotKey, Device] = {}  # those in the lists, adopted or being adopted
+        self.anew = Doorbell()
+        """Set when other resources are in force."""
+
+    async def run(self) -> None:
+        """Adopt for all resources whenever others are in force, until cancelled."""
+        while True:
+            await self.anew.rung()
+            await self.adopt_what_is_new()
 
     async def adopt_what_is_new(self) -> None:
         """Adopt for all resources, once every backend has scanned: only then is it known which device is whose."""

@@ -2,26 +2,54 @@
 
 Pure: `now` is seconds on the monotonic clock, `wall` seconds since the epoch, both handed in. Each method returns the
 hardware whose health changed, with its new health. What happens at one moment may be told in one call or in several.
+
+Monotonic seconds are kept for the next run as they are, beside the boot they belong to: on Linux they count from the machine's
+start for every process, so that they go on meaning the same until the next boot, whatever is done to the wall clock. After a
+boot they mean nothing, and nothing that is kept in them is needed any more. Drains, which outlive boots, have wall clock times.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 
+import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.health.drains import Drain
-from agent.health.flapping import LONGEST, Flapping
+from agent.health.causes import Latch, Latches, Presence, Probes, Sighting, worst
+from agent.health.drains import LONGEST, Drain, Flapping, Quarantine
 from agent.health.judgement import Causes, Statement, compose, counts_since, statements
-from agent.health.latches import Latch, Latches
-from agent.health.presence import Presence
-from agent.health.probes import Probes
-from agent.health.saved_state import Handled, KeptHealth
-from agent.health.severity import worst
 from agent.model import HEALTHY, Health, State
 from backends.base import Clears, Device, Record, Signal
+
+# --- what outlives a restart ---
+
+
+class Handled(Struct, frozen=True):
+    """How far a source's records have been read."""
+
+    boot: str
+    sequence: int
+
+    def includes(self, boot: str, sequence: int) -> bool:
+        """Was this record among them?"""
+        return boot == self.boot and sequence <= self.sequence
+
+
+class KeptHealth(msgspec.Struct, frozen=True):
+    """What a HealthBook knows that no look at the hardware would tell it again, or not at once: since when it is so."""
+
+    boot: str = ""
+    """The boot that its monotonic times belong to."""
+    drains: tuple[Drain, ...] = ()
+    latches: tuple[Latch, ...] = ()
+    quarantines: tuple[Quarantine, ...] = ()
+    handled: Mapping[str, Handled] = {}
+    """By the record's source: `kmsg`, `uevent`."""
+    sightings: tuple[Sighting, ...] = ()
+    """What probes saw last."""
 
 
 class HealthBook:
@@ -33,6 +61,8 @@ class HealthBook:
         self._offset = 0.0  # from the monotonic clock to the wall clock, as it was last handed in
         self._probes = Probes()
         self._latches = Latches()
+        self.ended = self._latches.ended
+        """The latched signals that have ended, and what ended each, until they are taken."""
         self._bound_in: dict[tuple[str, str], frozenset[str]] = {}  # the hardware with a binding in a unit
         self.handled: dict[str, Handled] = {}
         """How far the records of each source have been read, by this run or the one before."""
@@ -134,11 +164,6 @@ class HealthBook:
         forgotten = self._flapping.forget(hardware)
         self._changed += forgotten
         return forgotten
-
-    def ended(self) -> Iterator[tuple[Latch, Clears]]:
-        """The latched signals that have ended since this was asked, and what ended each."""
-        while self._latches.ended:
-            yield self._latches.ended.popleft()
 
     def drain(
         self, hardware: Iterable[str], reason: str, until: float | None, now: float, wall: float

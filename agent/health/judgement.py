@@ -11,10 +11,8 @@ from collections.abc import Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.health.drains import Drain
-from agent.health.flapping import Quarantine
-from agent.health.latches import Latch
-from agent.health.severity import Said, counts, worst
+from agent.health.causes import Latch, Said, counts, worst
+from agent.health.drains import Drain, Quarantine
 from agent.model import HEALTHY, Health, State
 from backends.base import Clears, Verdict
 

@@ -16,9 +16,9 @@ from agent.history import timeline
 from agent.history.book import Book, Key
 from agent.history.notes import Notes
 from agent.history.timeline import DRAINED, GONE, Condition, Period, Record, Run, periods
+from agent.inventory.decision import HELD_AND_GONE
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall
-from agent.inventory.tombstones import GONE as HELD_AND_GONE
 from agent.model import Health, Slot, SlotKey, Snapshot
 from agent.runtime.chunked_work import in_batches
 from agent.runtime.pacing import Doorbell

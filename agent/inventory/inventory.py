@@ -18,11 +18,10 @@ from typing import Any, Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from agent.inventory.decision import decide, is_meant_for_one
+from agent.inventory.decision import Holdings, decide, given_to, is_meant_for_one, is_same
 from agent.inventory.lists import Listing, bytes_of
 from agent.inventory.lookup import Place, places_of
-from agent.inventory.selection import Found, Selection
-from agent.inventory.tombstones import Holdings, given_to, is_same
+from agent.inventory.selection import Candidate, Found, Selection
 from agent.model import HEALTHY, Health, Held, Slot, SlotKey, Snapshot, State
 from agent.runtime import garbage, limits
 from backends.base import Backend, Device, Link, Resource
@@ -81,11 +80,35 @@ class Inventory:
         known.update(links)
         for unit in [unit for unit, found in links.items() if not found]:
             del known[unit]
-        stale, slots = set[Found](), set[SlotKey]()
+        stale, slots = set[Found](), set[SlotKey]()  # the devices and IDs that need a decision
         self.revision += bool(units)
+        there = self._units[backend]
         for unit, devices in units.items():
-            self._replace_unit(backend, unit, devices, stale, slots)
-        self._make_room(stale)
+            before = there.get(unit, ())
+            if len(before) == len(devices) and all(
+                it.device is device for it, device in zip(before, devices, strict=True)
+            ):
+                continue
+            fresh, now = {(device.resource, device.key): device for device in devices}, dict[Any, Found]()
+            for found in before:
+                key = found.device.resource, found.device.key
+                if fresh.get(key) == found.device:
+                    now[key] = found
+                else:
+                    self._remove(found, stale, slots)
+            for key, device in fresh.items():
+                if key not in now:
+                    found = now[key] = Found(backend, unit, device, (), ())
+                    self._select(found)
+                    self._index.add(found)
+                    self._pile.grow(1)
+                    stale.add(found)
+            if now:
+                there[unit] = tuple(now.values())
+            else:
+                there.pop(unit, None)
+        if self._crowded:
+            self._make_room(stale)
         self._decide(stale, slots)
 
     def set_health(self, changes: Mapping[str, Health]) -> None:
@@ -198,7 +221,8 @@ class Inventory:
 
     def take(self, now: float = 0.0) -> list[Snapshot]:
         """The snapshots of the resources that changed since the last call; `now` (monotonic) dates what became of claims."""
-        self._let_empty_go(now)
+        if self.selection.has_templates:
+            self._let_empty_go(now)
         snapshots = []
         for name, listing in list(self._lists.items()):
             resource = self.selection.resources.get(name)
@@ -332,33 +356,6 @@ class Inventory:
 
     # --- devices come and go ---
 
-    def _replace_unit(
-        self, backend: str, unit: str, devices: Sequence[Device], stale: set[Found], slots: set[SlotKey]
-    ) -> None:
-        """Swap a unit's devices; adds to `stale` the devices, and to `slots` the IDs, that need a decision."""
-        units = self._units[backend]
-        before = units.get(unit, ())
-        if len(before) == len(devices) and all(it.device is device for it, device in zip(before, devices, strict=True)):
-            return
-        fresh, there = {(device.resource, device.key): device for device in devices}, dict[Any, Found]()
-        for found in before:
-            key = found.device.resource, found.device.key
-            if fresh.get(key) == found.device:
-                there[key] = found
-            else:
-                self._remove(found, stale, slots)
-        for key, device in fresh.items():
-            if key not in there:
-                found = there[key] = Found(backend, unit, device, (), ())
-                self._select(found)
-                self._index.add(found)
-                self._pile.grow(1)
-                stale.add(found)
-        if there:
-            units[unit] = tuple(there.values())
-        else:
-            units.pop(unit, None)
-
     def _select(self, found: Found) -> None:
         """Ask who takes a device: a list that is full takes only one that a pod holds. Other IDs are not even made."""
         full = {} if self._index.full and self.is_held(found.device.hardware) else self._index.full
@@ -367,7 +364,7 @@ class Inventory:
             self._crowded[resource][found] = None
 
     def _make_room(self, stale: set[Found]) -> None:
-        """Ask again about the devices that found no room, where there is some; adds to `stale` as `_replace_unit`."""
+        """Ask again about the devices that found no room, where there is some; adds to `stale` what needs a decision."""
         for resource, crowded in self._crowded.items():
             while crowded and resource not in self._index.full:
                 found = next(iter(crowded))
@@ -384,14 +381,14 @@ class Inventory:
         slots |= self._claims_on(found)
         stale |= self._index.remove(found)
         stale.discard(found)
-        self._withdraw(found, slots)
+        if found.placed is not None:
+            self._withdraw(found, found.placed, slots)
 
-    def _withdraw(self, found: Found, slots: set[SlotKey]) -> None:
+    def _withdraw(self, found: Found, place: Candidate, slots: set[SlotKey]) -> None:
         """Take a device out of the list it is in; its IDs, of which `slots` gets all, have no device then."""
-        if (place := found.placed) is not None:
-            found.placed = None
-            self._lists[place.resource].leave(found, place.ids)
-            slots.update((place.resource, device_id) for device_id in place.ids)
+        found.placed = None
+        self._lists[place.resource].leave(found, place.ids)
+        slots.update((place.resource, device_id) for device_id in place.ids)
 
     # --- who gets what ---
 
@@ -406,7 +403,8 @@ class Inventory:
         changed = sorted(differ, key=lambda it: it.ref)  # `found` is a set: in this order a list has its devices
         self.revision += bool(changed)
         for it in changed:
-            self._withdraw(it, loose)
+            if it.placed is not None:
+                self._withdraw(it, it.placed, loose)
         for it in changed:
             if (place := decision.placed.get(it)) is not None:
                 it.placed = place

@@ -102,6 +102,8 @@ class Selection:
         for resource in resources:
             self._of_kind[resource.spec.backend].append(resource)
         self._templates = [resource for resource in resources if resource.is_template]
+        self.has_templates = bool(self._templates)
+        """May resources come into force, and go?"""
         for name, resource in before.resources.items() if before else ():
             now = self.written.get(resource.template)
             if before and now is not None and now.spec.backend == resource.spec.backend:

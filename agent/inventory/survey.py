@@ -11,10 +11,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from agent.discovery.discoverer import Discoverer
-from agent.discovery.unit_state import Changes
+from agent.discovery.reading import Changes
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
-from agent.inventory.unmatched import unmatched
+from agent.inventory.shortfall import unmatched
 from backends.base import Backend, Device, Problem, Resource
 
 PATIENCE: Final = 10.0

@@ -5,7 +5,6 @@ Each part is supervised by itself. Nothing here is needed for anything else: the
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -23,6 +22,7 @@ from agent.kubernetes.drain_annotation import Devices, DrainAnnotation
 from agent.kubernetes.event_sender import EventSender
 from agent.kubernetes.notices import Notice, Subject
 from agent.model import Transition
+from agent.runtime.running_time import SYSTEM, Clock
 from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
 from agent.runtime.workers import Workers
@@ -43,12 +43,10 @@ class KubernetesParts:
         devices: Devices,
         shortfall: Shortfall,
         problems: Problems,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
+        clock: Clock = SYSTEM,
     ) -> None:
-        """`node` is the Node's name; `clock` tells monotonic seconds, `wall` seconds since 1970."""
-        self._config, self._problems, self._clock = config, problems, clock
+        """`node` is the Node's name."""
+        self._config, self._problems, self._clock = config, problems, clock.now
         self._node = notices.node(node)
         self._scope: anyio.CancelScope | None = None
         self._workers = Workers("kubernetes", limit=_THREADS)
@@ -64,9 +62,9 @@ class KubernetesParts:
         unwritten = problems.trouble(
             "kubernetes", "the Node's condition is not written", "kubernetes-condition-unwritten"
         )
-        self._events = EventSender(node, refused, clock=clock, wall=wall)
+        self._events = EventSender(node, refused, clock=clock.now, wall=clock.wall)
         told = devices.inventory.all_slots, lambda: shortfall.missing
-        self._condition = ConditionKeeper(node, *told, unwritten, clock=clock, wall=wall)
+        self._condition = ConditionKeeper(node, *told, unwritten, clock=clock.now, wall=clock.wall)
         self._annotation = DrainAnnotation(node, devices, self._tell, problems)
         self._troubles = (refused, unwritten, *self._annotation.troubles)
 

@@ -30,8 +30,7 @@ from backends.base import (
 )
 from backends.chardev import node_owners, paths
 from backends.chardev.bundles import Bundles
-from backends.chardev.finder import Finder
-from backends.chardev.groups import Group, groups_of
+from backends.chardev.finder import Finder, Group, groups_of
 from backends.chardev.nodes import Nodes
 from backends.chardev.options import MOST_TOKENS, CharDevOptions, CharDevResource, GroupOptions, complaints
 from backends.chardev.udev_matches import UdevMatches
@@ -39,7 +38,7 @@ from backends.chardev.usb import sticks
 from backends.chardev.usb.single_sticks import UsbSticks
 from backends.chardev.usb.stick_sets import StickSets
 from backends.chardev.usb.sticks import usb_env
-from backends.interface.known_devices import Known
+from backends.interface.values import Known
 
 
 def way_of_finding(options: GroupOptions) -> type[Finder]:

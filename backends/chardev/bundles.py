@@ -33,8 +33,7 @@ from backends.base import (
     Verdict,
     Watches,
 )
-from backends.chardev.finder import Finder
-from backends.chardev.groups import Group
+from backends.chardev.finder import Finder, Group
 from backends.chardev.options import PathOption
 from backends.chardev.paths import (
     MOST_MATCHES,
@@ -48,10 +47,9 @@ from backends.chardev.paths import (
     numbers,
     tokens,
 )
-from backends.interface.known_devices import Known
-from backends.linux.behind import Behind, behind
+from backends.interface.values import Known
 from backends.linux.globs import Glob, is_glob
-from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node, links_to_file, numa_node
+from backends.linux.nodes import Behind, DeviceNode, Fault, NoNodeError, behind, device_node, links_to_file, numa_node
 
 # --- how bundles are put together: generic-device-plugin's rule, and their names ---
 #

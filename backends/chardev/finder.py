@@ -1,15 +1,45 @@
-"""What each way of finding device nodes does: its part of the backend's interface, for its own groups."""
+"""What each way of finding device nodes does: its part of the backend's interface, for its own groups of a resource."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
+
+from msgspec import Struct
 
 from backends.base import All, Device, Discovery, Hint, Host, Signal, Watches
 from backends.chardev import named_nodes
-from backends.chardev.groups import Group
-from backends.interface.known_devices import Known
+from backends.chardev.options import CharDevResource, GroupOptions
+from backends.interface.values import Known
+
+# --- groups of a resource ---
+
+
+class Group(Struct, frozen=True, eq=False):
+    """One group; a resource without `groups` is one."""
+
+    resource: str
+    options: GroupOptions
+    number: int = 0
+    """From 1, as the config lists them; 0 of a resource without `groups`."""
+    attributes: Mapping[str, tuple[str, ...]] = {}
+    """What each of its devices has."""
+
+    @property
+    def name(self) -> str:
+        """Its name among the groups of all resources."""
+        return f"{self.resource}#{self.number}" if self.number else self.resource
+
+
+def groups_of(resource: CharDevResource) -> tuple[Group, ...]:
+    """A resource's groups in their order."""
+    options = resource.spec.options
+    if not options.groups:
+        return (Group(resource.name, options),)
+    return tuple(
+        Group(resource.name, group, number, {"group": (str(number),)}) for number, group in enumerate(options.groups, 1)
+    )
 
 
 class Finder(ABC):

@@ -29,8 +29,7 @@ from backends.base import (
     Watches,
 )
 from backends.chardev import named_nodes
-from backends.chardev.finder import Finder
-from backends.chardev.groups import Group
+from backends.chardev.finder import Finder, Group
 from backends.chardev.paths import (
     MOST_MATCHES,
     WantedPaths,
@@ -43,13 +42,13 @@ from backends.chardev.paths import (
     numbers,
     tokens,
 )
-from backends.interface.known_devices import Known
-from backends.linux.behind import behind
+from backends.interface.values import Known
 from backends.linux.globs import is_glob
 from backends.linux.nodes import (
     DeviceNode,
     Fault,
     NoNodeError,
+    behind,
     device_node,
     directory,
     links_to_file,

@@ -17,16 +17,14 @@ from typing import ClassVar, Final
 
 from backends.base import Device, Discovery, Hint, Host, PathChange, Problem, Uevent, Watches
 from backends.chardev import named_nodes
-from backends.chardev.finder import Finder
-from backends.chardev.groups import Group
+from backends.chardev.finder import Finder, Group
 from backends.chardev.options import listed
 from backends.chardev.paths import default_permissions, node_attributes, tokens
 from backends.chardev.selectors import MatchOption
 from backends.errors import reason_of
-from backends.interface.known_devices import Known
+from backends.interface.values import Known
 from backends.linux import sysfs, udev
-from backends.linux.behind import behind
-from backends.linux.nodes import NoNodeError
+from backends.linux.nodes import NoNodeError, behind
 from backends.linux.udev import UdevDevice
 
 _LASTING: Final = ("/by-id/", "/by-path/")  # in the names of udev's links, the better first

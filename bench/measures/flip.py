@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any, Final
 
 from agent.health import HealthBook
-from agent.health.flapping import WINDOW
+from agent.health.causes import WINDOW
 from agent.inventory.inventory import Inventory
 from agent.kubelet.plugin import EncodedList
 from backends.base import Device, Host, HostPath, Node, Resource, ResourceSpec, Signal, Verdict

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.base import Device
-from backends.interface.known_devices import Known
+from backends.interface.values import Known
 
 HARDWARE = ["node:c:1:1", "node:c:1:2", "path:/dev/a", "pci:0"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.health import HealthBook
-from agent.health.flapping import FAILURES
+from agent.health.drains import FAILURES
 from backends.base import Backend, Record
 from backends.gpu import Gpu
 from backends.infiniband import InfiniBand

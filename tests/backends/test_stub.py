@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from backends.base import Grant, Host, HostPath, PathChange, Resource, ResourceSpec, Uevent, Verdict
-from backends.interface.known_devices import Known
+from backends.interface.values import Known
 from backends.stub import Stub, StubDevice, StubOptions, StubResource
 from tests.backends.trees import planted_host
 from tests.work import growth

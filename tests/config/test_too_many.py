@@ -13,7 +13,7 @@ from agent.config.problems import ConfigError
 from agent.runtime import limits
 from backends.base import Backend
 from backends.chardev import MOST_TOKENS, nodes, paths
-from backends.chardev.groups import Group
+from backends.chardev.finder import Group
 from tests.e2e.process import finish
 
 FITS = limits.most_tokens()

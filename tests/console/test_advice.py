@@ -12,9 +12,9 @@ import pytest
 from agent.console.advice import REASONS, UNUSABLE, advice, of_xid, told
 from agent.console.views import Device
 from agent.health.judgement import DRAINED
+from agent.inventory.decision import TROUBLES
 from agent.inventory.shortfall import REASONS as MISSING
 from agent.inventory.shortfall import UNUSABLE as NO_USE
-from agent.inventory.tombstones import TROUBLES
 from backends.gpu.nvidia.xid import CATALOG, XIDS
 
 _ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskStatus
 
 from agent.config import AgentConfig, Config
-from agent.daemon.discovery_runner import DiscoveryRunner
 from agent.daemon.node import Node
+from agent.discovery.runner import DiscoveryRunner
 from agent.discovery.sources.uevents import UeventSource
 from agent.runtime.counts import Counts
 from agent.runtime.supervision.notify import Notifier
@@ -40,13 +40,6 @@ class Looks(Backend[Any]):
         raise AssertionError
 
 
-class Silent:
-    """Stands for the publisher."""
-
-    def publish(self, now: float, since: float | None = None) -> None:
-        pass
-
-
 @pytest.mark.parametrize(("heard", "looks"), [(True, 1), (False, 2)])
 async def test_a_start_looks_again_only_if_an_event_may_have_been_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: bool, looks: int
@@ -66,7 +59,6 @@ async def test_a_start_looks_again_only_if_an_event_may_have_been_missed(
         cast(dict[str, Backend[Any]], {"looks": backend}),
     )
     node = Node(config, backends, Problems())
-    node.publisher = cast(Any, Silent())
     runner = DiscoveryRunner(config.agent, host, backends, node, Watchdog(Notifier(None)), Counts())
     async with anyio.create_task_group() as tasks:
         runner.start(tasks)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from agent.config import Difference
-from agent.daemon.configuration_swap import Change
+from agent.daemon.reload import Change
 from agent.daemon.supervisor import Agent
 from agent.discovery.sources import listening
 from backends.base import (

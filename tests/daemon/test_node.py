@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.config import AgentConfig, Config
-from agent.daemon.list_publisher import Publisher
 from agent.daemon.node import Node
 from agent.daemon.state_file import StateFile
 from agent.daemon.state_keeper import StateKeeper
-from agent.discovery.unit_state import Changes
+from agent.discovery.reading import Changes
 from agent.health import HealthBook, KeptHealth
-from agent.model import Held, Snapshot
+from agent.model import Held
 from agent.runtime.pacing import Doorbell
 from agent.runtime.running_time import Clock
 from agent.runtime.supervision.problems import Problems
@@ -32,19 +31,6 @@ NAMES: Final = ("a", "b")
 XID: Final = "xid-79"
 TURNS: Final = 8
 """Of the event loop; nothing here waits for anything outside of it."""
-
-
-class Published:
-    """Stands for the publisher: remembers the lists that were handed on."""
-
-    def __init__(self, take: Callable[[float], list[Snapshot]]) -> None:
-        self._take = take
-        self.lists: dict[str, Snapshot] = {}
-        self.times = 0
-
-    def publish(self, now: float, _since: float | None = None) -> None:
-        self.times += 1
-        self.lists |= {snapshot.resource: snapshot for snapshot in self._take(now)}
 
 
 class Told:
@@ -107,11 +93,9 @@ class House:
             cast(StateFile, self.file), node.ledger, node.releaser, node.inventory, node.health, node.shortfall,
             node.history, clock=clock,
         )  # fmt: skip
-        self.published = Published(node.inventory.take)
-        node.publisher = cast(Publisher, self.published)
-        node.tasks = tasks
+        tasks.start_soon(node.keeper.run)
         others: Any = self.told
-        node.pod_claims = node.resumer = node.cdi = node.dra = node.history = others
+        node.pod_claims = node.resumer = node.cdi = node.history = others
 
     async def sleep(self, due: float | None, woken: Doorbell, _clock: Callable[[], float]) -> None:
         self.deadline = due
@@ -163,7 +147,7 @@ class House:
 
     def list_left_behind(self) -> object:
         """The list as it was published last, where it is not as it should be."""
-        listed = self.published.lists[CARDS].slots if CARDS in self.published.lists else {}
+        listed = self.node.lists[CARDS].slots if CARDS in self.node.lists else {}
         return listed if listed != self.node.inventory.slots(CARDS) else None
 
     def left_behind(self) -> list[object]:
@@ -220,10 +204,10 @@ async def test_an_allocate_of_a_healthy_device_publishes_nothing_and_wakes_nothi
         await house.do("comes", "a")
         await house.do("is ill for others", "b")
         await turns()
-        published = house.published.times
+        house.node.news.clear()
         await house.do("is allocated", "a")
         await turns()
-        assert house.published.times == published
+        assert not house.node.news.is_set()
         assert house.left_behind() == []
         tasks.cancel_scope.cancel()
 
@@ -237,8 +221,9 @@ async def test_what_an_allocate_changed_is_listed_though_the_kubelet_does_not_wa
         await turns()
         asking.cancel()
         await turns()
-        assert "gone" in house.published.lists[CARDS].slots
+        assert "gone" in house.node.lists[CARDS].slots
         assert house.told.all == ["allocated"]
+        tasks.cancel_scope.cancel()
 
 
 async def test_a_claim_has_the_kubelet_asked_and_its_end_ends_all_that_is_being_done_for_its_pod() -> None:
@@ -249,7 +234,9 @@ async def test_a_claim_has_the_kubelet_asked_and_its_end_ends_all_that_is_being_
         assert house.told.all == ["allocated"]
         house.node.released([claim])
         house.node.claims_asked()
-        assert house.told.all[1:] == [["a"], (CARDS,), (CARDS,), "asked"]
+        assert house.told.all[1:] == [["a"], (CARDS,), "asked"]
+        assert house.node.ended == {CARDS}
+        tasks.cancel_scope.cancel()
 
 
 async def test_the_kubelet_writes_its_record_by_anothers_list_where_a_resource_is_served_by_dra() -> None:
@@ -260,8 +247,7 @@ async def test_the_kubelet_writes_its_record_by_anothers_list_where_a_resource_i
         house = House(tasks)
         house.node.inventory = inventory(by_dra, other)
         house.node.inventory.take(house.now)
-        house.published.lists.clear()
-        house.published._take = house.node.inventory.take
+        house.node.lists.clear()
         house.node.resend(CARDS)
-        assert list(house.published.lists) == [other.name]
+        assert list(house.node.lists) == [other.name]
         tasks.cancel_scope.cancel()

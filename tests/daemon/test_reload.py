@@ -20,8 +20,7 @@ from agent.config import load
 from agent.console.control import RefusedError
 from agent.console.views import Reloaded
 from agent.daemon import reload
-from agent.daemon.configuration_swap import Change, ConfigurationSwap
-from agent.daemon.reload import Reloader
+from agent.daemon.reload import Change, ConfigurationSwap, Reloader
 from agent.daemon.serving import Serving
 from agent.runtime.supervision.notify import Notifier
 from tests.background import running

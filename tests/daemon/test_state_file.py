@@ -21,9 +21,8 @@ from agent.claims.ledger import HeldThen, Ledger
 from agent.daemon import state_file
 from agent.daemon.state_file import Kept, StateFile
 from agent.health import Drain, Handled, KeptHealth
-from agent.health.flapping import Quarantine
-from agent.health.latches import Latch
-from agent.health.probes import Active, Sighting
+from agent.health.causes import Active, Latch, Sighting
+from agent.health.drains import Quarantine
 from agent.model import Held
 from backends.base import Clears, Seconds, Signal, Verdict
 from tests.fakes import device, held

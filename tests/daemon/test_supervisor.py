@@ -16,10 +16,11 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from agent.daemon import boot, discovery_runner, serving
+from agent.daemon import boot, serving
 from agent.daemon.serving import Serving
 from agent.daemon.state_file import StateFile
 from agent.daemon.supervisor import Agent
+from agent.discovery import runner
 from agent.kubelet import registration, rivals
 from agent.kubelet.plugin import Plugin
 from agent.model import Held
@@ -110,7 +111,7 @@ async def test_it_is_ready_before_there_is_a_kubelet_and_says_so_once(node: Node
 
 async def test_nothing_is_registered_before_the_first_scan(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """No list without the devices goes out, not even for a moment."""
-    monkeypatch.setattr(discovery_runner, "SETTLE", NEVER)  # however busy the machine is
+    monkeypatch.setattr(runner, "SETTLE", NEVER)  # however busy the machine is
     await node.kubelet.start()
     with node.kubelet.changes() as changes:
         async with node.running(toys()):
@@ -125,7 +126,7 @@ async def test_nothing_is_registered_before_the_first_scan(node: Node, monkeypat
 async def test_a_selector_that_matches_nothing_is_said_once_with_what_is_there(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery_runner, "SETTLE", NEVER)  # of what has not been looked at by then, nothing is said
+    monkeypatch.setattr(runner, "SETTLE", NEVER)  # of what has not been looked at by then, nothing is said
     options = StubOptions([StubDevice(2, attributes={"colour": "red"})])
     picky: Resource[Any] = Resource(TOY, ResourceSpec("stub", options, select=({"colour": ("rad",)},)))
     await node.kubelet.start()
@@ -460,7 +461,7 @@ NONSENSE: dict[str, dict[str, Callable[..., Any]]] = {
 async def test_backends_that_raise_or_talk_nonsense_are_reported_and_the_others_go_on(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery_runner, "SETTLE", NEVER)  # nobody is slow, however busy the machine is
+    monkeypatch.setattr(runner, "SETTLE", NEVER)  # nobody is slow, however busy the machine is
     kinds = {f"bad-{n:02}": does for n, does in enumerate(NONSENSE)}
     backends = {kind: Bad(kind, **NONSENSE[does]) for kind, does in kinds.items()}
     await node.kubelet.start()
@@ -480,7 +481,7 @@ async def test_backends_that_raise_or_talk_nonsense_are_reported_and_the_others_
 async def test_a_backend_that_hangs_costs_the_others_nothing_and_does_not_hold_up_the_end(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery_runner, "SETTLE", 0.0)
+    monkeypatch.setattr(runner, "SETTLE", 0.0)
     let_go, came_back = threading.Event(), threading.Event()
 
     def hang(_: str) -> Discovery:
@@ -507,7 +508,7 @@ async def test_a_backend_that_hangs_costs_the_others_nothing_and_does_not_hold_u
 async def test_a_first_list_waits_for_what_was_offered_before_as_long_as_the_kubelet_goes_on(
     node: Node, monkeypatch: pytest.MonkeyPatch, restarts: bool
 ) -> None:
-    monkeypatch.setattr(discovery_runner, "SETTLE", 0.0)
+    monkeypatch.setattr(runner, "SETTLE", 0.0)
     let_go = threading.Event()
 
     def late(unit: str) -> Discovery:
@@ -545,7 +546,7 @@ async def test_a_first_list_waits_for_what_was_offered_before_as_long_as_the_kub
 async def test_a_first_list_does_not_wait_for_ever_for_what_was_offered_before(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery_runner, "SETTLE", 0.0)
+    monkeypatch.setattr(runner, "SETTLE", 0.0)
     monkeypatch.setattr(boot, "HELD_BACK", 0.0)
     let_go = threading.Event()
     await node.kubelet.start()
@@ -578,7 +579,7 @@ async def test_a_backend_whose_edits_are_nonsense_refuses_with_a_sentence(node: 
 async def test_a_plugin_directory_that_comes_later_is_said_once_and_used(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery_runner, "SETTLE", NEVER)  # nothing else is said, however busy the machine is
+    monkeypatch.setattr(runner, "SETTLE", NEVER)  # nothing else is said, however busy the machine is
     monkeypatch.setattr(serving, "_DIRECTORY_RETRY", NEVER)  # an event tells of it
     node.kubelet.plugin_dir.rmdir()
     with capture_logs() as lines:
@@ -629,7 +630,7 @@ async def test_something_in_the_way_is_said_once_and_tried_again(
 ) -> None:
     monkeypatch.setattr(serving, "_DIRECTORY_RETRY", 0.001)
     monkeypatch.setattr(restarts, "_FIRST_DELAY", 0.001)
-    monkeypatch.setattr(discovery_runner, "SETTLE", NEVER)  # nothing else is said, however busy the machine is
+    monkeypatch.setattr(runner, "SETTLE", NEVER)  # nothing else is said, however busy the machine is
     mkdir, tries = Path.mkdir, 0
 
     def count(self: Path, *args: Any, **settings: Any) -> None:

@@ -14,11 +14,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.config import Difference
-from agent.daemon.configuration_swap import Change
+from agent.daemon.reload import Change
 from agent.daemon.state_file import StateFile
 from agent.daemon.supervisor import Agent
-from agent.discovery.unit_state import Changes
-from agent.health.flapping import FAILURES
+from agent.discovery.reading import Changes
+from agent.health.drains import FAILURES
 from agent.kubelet import plugin
 from agent.model import HEALTHY
 from agent.runtime.errors import FairleadError
@@ -253,7 +253,7 @@ async def test_a_latch_ends_when_the_driver_is_bound_anew_even_while_we_are_down
         await until(lambda: [latch["sequence"] for latch in kept(node)["latches"]] == [2])
     async with node.running(cards(), backends={"cards": Cards("third")}) as agent:
         await node.has(CARDS, healthy=4)
-        assert agent._discovery.kmsg.after == ("", 2)
+        assert agent._discovery.kmsg._after == ("", 2)
         await until(lambda: kept(node)["latches"] == [])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from agent.daemon import discovery_runner
+from agent.discovery import runner
 from agent.hardware import reconciler
 from agent.inventory.inventory import Inventory
 from agent.inventory.survey import survey
@@ -178,7 +178,7 @@ async def test_what_another_resource_has_is_not_bound_at_the_start(node: Node) -
 async def test_nothing_is_bound_at_the_start_before_every_backend_has_looked(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery_runner, "SETTLE", 0.0)
+    monkeypatch.setattr(runner, "SETTLE", 0.0)
     made, theirs, go_on = resource(T4, bind="start"), fake_resource(GPUS), threading.Event()
     slow = Gpus(theirs).show(node)
     slow.listed = lambda: go_on.wait() and [GPU]

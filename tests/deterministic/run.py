@@ -20,8 +20,8 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from agent.discovery.sources.inotify import Inotify
-from agent.health import flapping
+from agent.discovery.sources.paths import Inotify
+from agent.health import drains
 from agent.kubelet.lock import identity
 from agent.runtime import garbage
 from tests.deterministic import machine as machines
@@ -161,7 +161,7 @@ def run(seed: int, steps: Sequence[Step], root: Path) -> Result:
     take_place()
     _tame_inotify(machine, root)
     garbage.settle = garbage.hide = lambda: None
-    flapping.FAILURES = 10**9  # type: ignore[misc]  # everything here fails more often than any hardware may
+    drains.FAILURES = 10**9  # type: ignore[misc]  # everything here fails more often than any hardware may
     world = World(root, loop, machine, rng, has_claims=any(FAULTS[it.fault].of_claims for it in steps))
     structlog.configure(
         processors=[world.logged],

@@ -9,13 +9,14 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from agent.cdi.claim_files import ClaimFiles
-from agent.daemon.list_publisher import Publisher
 from agent.dra.publisher import Publisher as SlicePublisher
+from agent.inventory.inventory import Inventory
 from agent.inventory.lists import Listing
 from agent.kubelet import lock, plugin
 from agent.kubelet.registration import Registrar
 from agent.kubelet.transport.client import GatheringTransport
 from agent.kubelet.transport.server import SocketServer
+from agent.model import Snapshot
 
 
 def lists_lack_what_pods_hold() -> None:
@@ -30,15 +31,12 @@ def lists_lack_what_pods_hold() -> None:
 
 
 def each_tenth_change_is_not_published() -> None:
-    publish, number = Publisher.publish, count(1)
+    take, number = Inventory.take, count(1)
 
-    def sometimes(self: Publisher, now: float, since: float | None = None) -> None:
-        if next(number) % 10:
-            publish(self, now, since)
-        else:
-            list(self._inventory.take(now))
+    def sometimes(self: Inventory, now: float = 0.0) -> list[Snapshot]:
+        return take(self, now) if next(number) % 10 else take(self, now)[:0]
 
-    Publisher.publish = sometimes  # type: ignore[method-assign]
+    Inventory.take = sometimes  # type: ignore[method-assign]
 
 
 def what_left_a_list_is_given_at_once() -> None:

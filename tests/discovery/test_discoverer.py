@@ -12,9 +12,9 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from agent.discovery import schedule
+from agent.discovery import reading
 from agent.discovery.discoverer import CALL_WELL, Discoverer, LookError
-from agent.discovery.unit_state import Changes
+from agent.discovery.reading import Changes
 from agent.runtime.workers import Workers
 from backends.base import (
     ANY_SUBSYSTEM,
@@ -738,7 +738,7 @@ async def test_a_read_that_returns_while_it_is_being_given_up_is_told(hanging: H
 
     class Late(Eyes):
         def publish(self, news: Changes) -> None:
-            if job := eyes.it.reads.left.get("hung"):
+            if job := eyes.it.reads.lingering.get("hung"):
                 hanging.let_go()
                 block_until(lambda: job.done)
             super().publish(news)
@@ -838,7 +838,7 @@ async def test_each_who_waits_is_told_what_became_of_a_slow_read_though_several_
         found = [Discovery((device(it),)) for it in "ab"]
         asked = await all_are_slow(eyes, hanging, a=lambda: found[0], b=lambda: found[1], c=failing())
         hanging.let_go()
-        block_until(lambda: all(job.done for job in eyes.it.reads.left.values()))
+        block_until(lambda: all(job.done for job in eyes.it.reads.lingering.values()))
         await asked[0]
         await asked[1]
         assert eyes.known() == {"a": ["a"], "b": ["b"], "c": []}
@@ -956,7 +956,7 @@ def failing(sentence: str = "no such luck") -> Callable[[], Any]:
 
 @pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "_RETRY_FIRST", 0.01)
+    monkeypatch.setattr(reading, "_RETRY_FIRST", 0.01)
 
 
 @pytest.mark.usefixtures("quick_retries")

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from agent.discovery.discoverer import Discoverer
-from agent.discovery.unit_state import Changes
+from agent.discovery.reading import Changes
 from backends.base import HostPath, Signal, Verdict, Watches
 from tests.discovery.test_discoverer import HINT, NEVER, Eyes, Hanging, failing, hanging, looking, seeing
 from tests.fakes import KIND, Fake, device

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from agent.discovery.records import EarlySignals
-from agent.discovery.unit_state import Changes
-from agent.health import latches
-from agent.health.latches import Latches
+from agent.discovery.reading import Changes
+from agent.discovery.runner import EarlySignals
+from agent.health import causes
+from agent.health.causes import Latches
 from backends.base import Clears, Device, Record, Signal, Verdict
 
 RECORD = Record("kmsg", "b", 1, 1.0, "text")
@@ -66,8 +66,8 @@ def test_latches_have_an_end_and_what_is_mild_gives_way() -> None:
 
 def test_latches_of_more_hardware_than_any_node_has_are_refused() -> None:
     it = Latches()
-    for number in range(latches._HARDWARE + 10):
+    for number in range(causes._HARDWARE + 10):
         it.take(signal(f"pci:{number}"), RECORD, 1.0)
-    assert len(it.all()) == latches._HARDWARE
+    assert len(it.all()) == causes._HARDWARE
     assert it.clear({Clears.BOOT}, "pci:0")
     assert it.take(signal("pci:new"), RECORD, 1.0)

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from agent.discovery.backend_answers import NonsenseError
 from agent.discovery.backend_answers import units as checked_units
-from agent.discovery.reading import Job, Reads, probe, read
-from agent.discovery.unit_state import NOTHING, UnitState
+from agent.discovery.reading import NOTHING, Job, Reads, UnitState, probe, read
 from agent.runtime import garbage
 from agent.runtime.workers import Workers
 from backends.base import Device, Discovery, HostPath, Link, Measure, Node, Signal, Trend, Verdict

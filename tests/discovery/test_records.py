@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.discovery.backend_answers import NonsenseError, signals
-from agent.discovery.records import WITHIN, Faults, Report, told, wants
+from agent.discovery.runner import WITHIN, Faults, Report, told, wants
 from backends.base import ANY_SUBSYSTEM, Record, Signal, Verdict, Watches
 
 LINE = Record("kmsg", "b", 1, 1.0, "NVRM: Xid (PCI:0000:3b:00): 79", {"SUBSYSTEM": "pci"})

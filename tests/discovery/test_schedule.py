@@ -4,9 +4,8 @@ import asyncio
 
 import pytest
 
-from agent.discovery import schedule
-from agent.discovery.reading import EVERY_UNIT
-from agent.discovery.schedule import Schedule, Todo
+from agent.discovery import reading
+from agent.discovery.reading import EVERY_UNIT, Schedule, Todo
 from backends.base import ALL
 from tests.wait import limit, pass_time, settled
 
@@ -150,7 +149,7 @@ async def test_a_timer_wakes_who_waits(it: Schedule, clock: Clock) -> None:
 async def test_a_unit_is_tried_again_later_and_later(
     it: Schedule, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule, "_RETRY_MOST", 4.0)
+    monkeypatch.setattr(reading, "_RETRY_MOST", 4.0)
     begun, tries = clock.now, []
     it.retry("u")
     while clock.now < begun + 20:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.discovery.unit_state import Changes
+from agent.discovery.reading import Changes
 from backends.base import Link, Signal, Verdict
 from tests.fakes import KIND, device
 

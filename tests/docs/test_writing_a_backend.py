@@ -8,9 +8,8 @@ from typing import Final
 import pytest
 
 from agent.config.model import AgentConfig
-from agent.daemon.discovery_runner import SETTLE
-from agent.discovery.reading import UNIT_DEADLINE
-from agent.discovery.schedule import _RETRY_FIRST, _RETRY_MOST
+from agent.discovery.reading import _RETRY_FIRST, _RETRY_MOST, UNIT_DEADLINE
+from agent.discovery.runner import SETTLE
 from agent.hardware import reconciler
 from agent.hardware.adoption import ADOPT_DEADLINE
 from agent.hardware.releases import RELEASE_DEADLINE

@@ -25,7 +25,7 @@ from backends.base import (
     Verdict,
     Watches,
 )
-from backends.interface.known_devices import Known
+from backends.interface.values import Known
 from tests.placement.machines import MACHINES
 
 

@@ -24,7 +24,7 @@ from backends.base import (
     Verdict,
     Watches,
 )
-from backends.interface.known_devices import Known
+from backends.interface.values import Known
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

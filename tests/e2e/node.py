@@ -25,11 +25,11 @@ _NEVER: Final = "24h"
 """So that what a test waits for comes by an event, unless it says otherwise."""
 
 UNHURRIED: Final = """
-from agent.daemon import discovery_runner, reload
-from agent.daemon import configuration_swap
+from agent.daemon import reload
 from agent.daemon import state_file
-discovery_runner.SETTLE = state_file._WRITE_PATIENCE = 15.0
-reload.READ_DEADLINE = configuration_swap.DECISION_DEADLINE = 3600.0
+from agent.discovery import runner
+runner.SETTLE = state_file._WRITE_PATIENCE = 15.0
+reload.READ_DEADLINE = reload.DECISION_DEADLINE = 3600.0
 reload._CLOCK_TICK = 0.0
 """
 """A prelude: a first list is whole, and what was answered is in the state file, also where a busy machine takes more for

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agent.health import HealthBook, KeptHealth
-from agent.health.flapping import WINDOW
+from agent.health.causes import WINDOW
 from agent.model import HEALTHY
 from backends.base import Clears
 from tests.health.said import BOOT, NOW, bound, record, signal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.health import Drain, HealthBook
-from agent.health.formatting import span
+from agent.health.drains import span
 from agent.model import HEALTHY, State
 from backends.base import Clears
 from tests.health.said import BOOT, DEGRADED, NOW, flap, latch, probe, signal, states

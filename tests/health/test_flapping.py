@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from agent.health import HealthBook
-from agent.health.flapping import FAILURES, FIRST, FORGOTTEN_AFTER, LONGEST, WINDOW
+from agent.health.causes import WINDOW
+from agent.health.drains import FAILURES, FIRST, FORGOTTEN_AFTER, LONGEST
 from agent.model import HEALTHY, Health, State
 from backends.base import Clears, Signal
 from tests.health.said import BOOT, DEGRADED, NOW, flap, latch, probe, signal, states

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.health import HealthBook
-from agent.health.flapping import FAILURES, FIRST, WINDOW
-from agent.health.presence import Presence
+from agent.health.causes import WINDOW, Presence
+from agent.health.drains import FAILURES, FIRST
 from agent.model import HEALTHY, Health, State
 from backends.base import Clears, Device
 from tests.fakes import device

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.health import HealthBook, KeptHealth
-from agent.health.flapping import FAILURES
+from agent.health.drains import FAILURES
 from agent.model import HEALTHY
 from tests.health.said import BOOT, DEGRADED, DELAYED, INFO, NOW, number, probe, signal, states
 

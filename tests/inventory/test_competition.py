@@ -3,9 +3,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import permutations
 
-from agent.inventory.decision import assign
+from agent.inventory.decision import Holdings, assign
 from agent.inventory.selection import Candidate, Found
-from agent.inventory.tombstones import Holdings
 from agent.model import Held
 from backends.base import Device
 from tests.fakes import KIND, device, held

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.inventory.device_names import model_of, name_of
+from agent.inventory.lookup import model_of, name_of
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from agent.inventory.shortfall import unmatched
 from agent.inventory.survey import survey
-from agent.inventory.unmatched import unmatched
 from backends.base import Device, Problem, Resource, ResourceSpec, Selector
 from tests.fakes import KIND, Fake, FakeOptions
 

@@ -22,8 +22,7 @@ from msgspec.structs import replace
 from agent.claims.ledger import Ledger
 from agent.daemon.state_file import StateFile
 from agent.daemon.state_keeper import StateKeeper
-from agent.discovery.reading import probe, read
-from agent.discovery.unit_state import NOTHING, UnitState, changes_of
+from agent.discovery.reading import NOTHING, UnitState, changes_of, probe, read
 from agent.hardware.queue import HardwareQueue
 from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from agent.health.judgement import DRAINED
+from agent.inventory.decision import HELD_AND_GONE
 from agent.inventory.shortfall import Missing
-from agent.inventory.tombstones import GONE
 from agent.kubernetes.condition import HEARTBEAT, TYPE, Condition, ConditionKeeper, Resources, condition
 from agent.model import HEALTHY, Health, Slot, State
 from agent.runtime.supervision.problems import Problems
@@ -43,7 +43,7 @@ def test_what_fails_and_what_is_not_offered_is_named_with_its_reason() -> None:
 def test_a_device_counts_once_however_many_share_it_and_also_when_it_is_gone() -> None:
     shared = device("a")
     found = {f"a::{n}": Slot(f"a::{n}", shared, SICK) for n in range(4)}
-    told = condition({GPU: {**found, "b": Slot("b", None, GONE)}}, [])
+    told = condition({GPU: {**found, "b": Slot("b", None, HELD_AND_GONE)}}, [])
     assert told.message.startswith("2 unhealthy, 0 not offered")
 
 

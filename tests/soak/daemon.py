@@ -19,9 +19,9 @@ from tests.wait import until
 
 TUNED: Final = """
 from agent.claims import ledger
-from agent.health import flapping
+from agent.health import drains
 from agent.kubelet import pod_claims
-flapping.FAILURES = 10**9
+drains.FAILURES = 10**9
 ledger.MIN_AGE, ledger.REWRITE_AFTER, pod_claims.IDLE = 3.0, 0.5, 2.0
 """
 """Half an hour is to hold as much as a day: claims end after seconds instead of minutes. And no quarantine: everything

@@ -13,8 +13,8 @@ from agent.console.advice import Advice, advice, of_device
 from agent.console.doctor.findings import Finding, failure, fine, warning
 from agent.console.doctor.host import node_paths
 from agent.console.views import NAMES_NOTHING, Status
-from agent.inventory.device_names import name_of
 from agent.inventory.inventory import Inventory
+from agent.inventory.lookup import name_of
 from agent.inventory.shortfall import found_missing
 from agent.inventory.survey import Survey
 from agent.model import FORGOTTEN, State

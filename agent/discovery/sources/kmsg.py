@@ -122,7 +122,6 @@ class KmsgSource:
         self,
         emit: Emit,
         host: Host,
-        after: tuple[str, int] | None = None,
         beat: Beat = unwatched,
         on_complaint: Callable[[], None] = lambda: None,
         problems: Problems | None = None,
@@ -131,8 +130,6 @@ class KmsgSource:
         self.complaint: str | None = None
         """Why the log cannot be read, in one sentence; empty while it is read; None before that was tried."""
         self._on_complaint = on_complaint
-        self.after = after
-        """A boot, and the sequence of a line of it: what was logged until then is passed over. Set it before `run`."""
         self.caught_up = asyncio.Event()
         """Set when what was logged so far has been handed on, or cannot be read."""
         self._emit = emit
@@ -140,6 +137,7 @@ class KmsgSource:
         self._host = host
         self._path = host.local(HostPath("/dev/kmsg"))
         self._texts: frozenset[str] = frozenset()
+        self._after: tuple[str, int] | None = None
         self._pass = anyio.CancelScope()  # over the log, for these texts
         self._boot = ""
         self._position = -1  # the last line that was read
@@ -159,12 +157,15 @@ class KmsgSource:
             self._texts = texts
             self._pass.cancel()
 
-    async def run(self) -> None:
+    async def run(self, after: tuple[str, int] | None = None) -> None:
         """Read until cancelled; the log is opened only while something is wanted of it.
+
+        `after` is a boot, and the sequence of a line of it: what was logged until then is passed over.
 
         Raises:
             OSError: it cannot be read; the message says why and what to do.
         """
+        self._after = after
         while True:
             with anyio.CancelScope() as self._pass:
                 if self._texts:
@@ -255,7 +256,7 @@ class KmsgSource:
 
     def _passed(self) -> int:
         """The line up to which an earlier run has handled them; of a boot that nobody can tell, none."""
-        return self.after[1] if self.after is not None and self._boot and self.after[0] == self._boot else -1
+        return self._after[1] if self._after is not None and self._boot and self._after[0] == self._boot else -1
 
 
 def is_denied_by_cgroup(error: OSError, proc: Path = Path("/proc")) -> bool:

@@ -17,8 +17,7 @@ from typing import Final
 from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskStatus
 
-from agent.discovery.sources.base import Beat, Emit, Resync, unwatched
-from agent.discovery.sources.paced_reading import read_in_turns
+from agent.discovery.sources.base import Beat, Emit, Resync, read_in_turns, unwatched
 from agent.runtime.supervision.watchdog import beating
 from backends.base import LinkChange
 

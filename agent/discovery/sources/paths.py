@@ -1,19 +1,25 @@
-"""Watches directories by inotify: entries that come, go and change.
+"""Watches directories, and files, by inotify: entries that come, go and change.
 
 A directory is watched by its name: it may be missing, be replaced, or be reached through symbolic links. Every directory
-on the way to it is watched too, so that a change of what the name leads to is seen.
+on the way to it is watched too, so that a change of what the name leads to is seen. So is each directory that leads to a
+watched file: a ConfigMap's file is a link through a link `..data`, which a kubelet swaps; an editor writes another file and
+renames it over the old one, or writes into it. All of that is an entry which changes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import enum
 import errno
 import os
 import stat
-from collections.abc import Callable, Mapping
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Final
 
 import anyio
@@ -21,27 +27,113 @@ from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskStatus
 from msgspec import Struct, field
 
-from agent.discovery.sources.base import Beat, Emit, Resync, unwatched
-from agent.discovery.sources.inotify import (
-    ATTRIB,
-    CLOSE_WRITE,
-    CREATE,
-    DELETE,
-    IGNORED,
-    MASK_ADD,
-    MOVED_FROM,
-    MOVED_TO,
-    ONLYDIR,
-    Q_OVERFLOW,
-    Change,
-    Entries,
-    Inotify,
-    differences,
-    entries_of,
-)
-from agent.discovery.sources.paced_reading import read_in_turns
+from agent.discovery.sources.base import Beat, Emit, Resync, read_in_turns, unwatched
 from agent.runtime.supervision.problems import Problems, Troubles
 from backends.base import Host, HostPath, PathChange
+
+# --- inotify itself, and what stands in for it ---
+
+
+ATTRIB: Final = 0x4  # linux/inotify.h
+CLOSE_WRITE: Final = 0x8
+MOVED_FROM: Final = 0x40
+MOVED_TO: Final = 0x80
+CREATE: Final = 0x100
+DELETE: Final = 0x200
+Q_OVERFLOW: Final = 0x4000
+IGNORED: Final = 0x8000
+ONLYDIR: Final = 0x0100_0000
+MASK_ADD: Final = 0x2000_0000
+
+_HEAD: Final = struct.Struct("iIII")  # struct inotify_event: wd, mask, cookie, len; the name follows
+_READ_BYTES: Final = 16 << 10  # some 300 events between two turns of the event loop: 2 ms
+_EVENT_BYTES: Final = _HEAD.size + 256  # of the one with the longest name, NAME_MAX
+
+_C: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class Inotify:
+    """One instance; its methods raise OSError as the system calls fail (inotify(7))."""
+
+    def __init__(self) -> None:
+        self._fd = _checked(_C.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
+
+    def fileno(self) -> int:
+        """Its descriptor, to read events from; it does not block."""
+        return self._fd
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        os.close(self._fd)
+
+    def add_watch(self, path: str, mask: int) -> int:
+        """Watch this; the watch's descriptor."""
+        return _checked(_C.inotify_add_watch(self._fd, os.fsencode(path), mask))
+
+    def rm_watch(self, wd: int) -> None:
+        """Watch it no more."""
+        _checked(_C.inotify_rm_watch(self._fd, wd))
+
+    def read(self) -> tuple[list[tuple[int, int, str]], bool]:
+        """Descriptor, mask and name of each event that waits, as many as fit in one read; and whether more may wait."""
+        data, events, at = os.read(self._fd, _READ_BYTES), [], 0
+        while at < len(data):
+            wd, mask, _, size = _HEAD.unpack_from(data, at)
+            at += _HEAD.size + size
+            events.append((wd, mask, os.fsdecode(data[at - size : at].rstrip(b"\0"))))
+        return events, len(data) > _READ_BYTES - _EVENT_BYTES
+
+
+def _checked(result: int) -> int:
+    if result == -1:
+        raise OSError(number := ctypes.get_errno(), os.strerror(number))
+    return result
+
+
+# --- where it does not watch ---
+
+Entries = Mapping[str, tuple[int, int]] | None
+"""Name → inode and time of the last change in ns; None: there is no such directory."""
+
+
+class Change(enum.Enum):
+    """What happened to an entry, or to a watched directory itself."""
+
+    CREATED = "created"  # it appeared under this name: made, or renamed to it (perhaps over another)
+    REMOVED = "removed"  # nothing has this name any more, or had for a moment
+    CHANGED = "changed"  # its owner, permissions or links changed, or a writer closed it
+
+
+def entries_of(directory: Path) -> Entries:
+    """The entries as they are now, links as themselves."""
+    found = {}
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                with suppress(OSError):  # it vanished in this moment
+                    status = entry.stat(follow_symlinks=False)
+                    found[entry.name] = status.st_ino, status.st_ctime_ns
+    except OSError:
+        return None
+    return found
+
+
+def differences(before: Entries, now: Entries) -> Iterator[tuple[str, Change]]:
+    """Each name whose entry differs, and what happened to it; an empty name for the directory itself."""
+    if now is None:
+        if before is not None:
+            yield "", Change.REMOVED
+        return
+    if before is None:
+        yield "", Change.CREATED
+        before = {}
+    yield from ((name, Change.REMOVED) for name in sorted(before.keys() - now.keys()))
+    for name, (inode, changed) in now.items():
+        if name not in before or before[name][0] != inode:
+            yield name, Change.CREATED
+        elif before[name][1] != changed:
+            yield name, Change.CHANGED
+
 
 __all__ = ["POLL", "Change", "DirectoryWatch", "PathSource", "Trail", "trail"]
 
@@ -312,3 +404,58 @@ class PathSource:
 
     def _on_overflow(self) -> None:
         self._emit(Resync("the kernel dropped changes of directories because too many were waiting"))
+
+
+# --- one file, whatever symbolic links lead to it ---
+
+
+class FileWatch:
+    """Calls `on_change` whenever the file may have changed; it need not exist."""
+
+    def __init__(self, file: Path, on_change: Callable[[], None], problems: Problems | None = None) -> None:
+        """Prepare; the path is absolute."""
+        self._file = file
+        self._on_change = on_change
+        self._entries: frozenset[Path] = frozenset()
+        self._following = False
+        self._directories = DirectoryWatch(self._changed, on_change, problems=problems)
+
+    def follow(self) -> None:
+        """Watch what the path leads to now. Call it after each change, before reading the file."""
+        steps = trail(self._file).steps
+        entries = [Path(place, name) for place, name in steps]
+        links = [entry for entry in entries if entry.is_symlink()]
+        self._entries = frozenset((self._file, self._file.parent, *entries))
+        self._following = True
+        self._directories.watch(frozenset((self._file.parent, *(entry.parent for entry in (*links, *entries[-1:])))))
+        self._following = False
+
+    async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
+        """As `DirectoryWatch.run`."""
+        self.follow()
+        await self._directories.run(task_status=task_status)
+
+    def _changed(self, path: Path, _change: Change) -> None:
+        if path in self._entries and not self._following:
+            self._on_change()
+
+    def identity(self) -> tuple[tuple[str, int, int], ...]:
+        """A value that differs whenever the file, or a link to it, was replaced or written."""
+        found = []
+        for place, name in trail(self._file).steps:
+            with suppress(OSError):
+                status = Path(place, name).lstat()
+                if not S_ISDIR(status.st_mode):
+                    found.append((f"{place}/{name}", status.st_ino, status.st_ctime_ns))
+        return tuple(found)
+
+    def changed_since(self, time: float) -> bool:
+        """Was the file, or a link to it, replaced or written after this time, in seconds since 1970?"""
+        for place, name in trail(self._file).steps:
+            try:
+                found = Path(place, name).lstat()
+            except OSError:
+                continue
+            if found.st_ctime > time and not S_ISDIR(found.st_mode):
+                return True
+        return False

@@ -22,8 +22,7 @@ from typing import Final, Literal
 from anyio import TASK_STATUS_IGNORED, to_thread
 from anyio.abc import TaskStatus
 
-from agent.discovery.sources.base import Beat, Emit, Resync, boot_id, unwatched
-from agent.discovery.sources.paced_reading import read_in_turns
+from agent.discovery.sources.base import Beat, Emit, Resync, boot_id, read_in_turns, unwatched
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
 from agent.runtime.supervision import resource_shortage

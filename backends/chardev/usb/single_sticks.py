@@ -13,12 +13,11 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from backends.base import Device, Discovery, Hint, Host, Problem, Watches
-from backends.chardev.finder import Finder
-from backends.chardev.groups import Group
+from backends.chardev.finder import Finder, Group
 from backends.chardev.paths import tokens
 from backends.chardev.usb import sticks
 from backends.chardev.usb.sticks import NotOfferedError, Selectors
-from backends.interface.known_devices import Known
+from backends.interface.values import Known
 from backends.linux import usb
 from backends.linux.usb import UsbDevice
 

@@ -12,12 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 from backends.base import Device, Discovery, Hint, Host, Problem, Watches
-from backends.chardev.finder import Finder
-from backends.chardev.groups import Group
+from backends.chardev.finder import Finder, Group
 from backends.chardev.paths import tokens
 from backends.chardev.usb import sticks
 from backends.chardev.usb.sticks import NotOfferedError, Selectors, Stick
-from backends.interface.known_devices import Known
+from backends.interface.values import Known
 from backends.linux import usb
 
 

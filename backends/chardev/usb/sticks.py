@@ -11,7 +11,7 @@ from msgspec import Struct
 from backends import kubevirt
 from backends.base import ANY_SUBSYSTEM, HEX4, NUMBER, TEXT, Attribute, Device, Grant, Hint, Host, Problem, Uevent
 from backends.chardev import named_nodes
-from backends.chardev.groups import Group
+from backends.chardev.finder import Group
 from backends.chardev.named_nodes import Member
 from backends.chardev.options import GroupOptions, listed
 from backends.chardev.paths import node_attributes

@@ -30,7 +30,7 @@ from backends.base import (
     one_of,
 )
 from backends.errors import not_short
-from backends.interface.known_devices import Known
+from backends.interface.values import Known
 from backends.linux import sysfs
 
 FUNCTIONS: Final = HostPath("/sys/bus/pci/devices")

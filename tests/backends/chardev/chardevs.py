@@ -13,7 +13,7 @@ from agent.inventory.inventory import Inventory
 from agent.model import Held
 from backends.base import Device, Grant, OptionsError, Resource, ResourceSpec
 from backends.chardev import CharDev, CharDevOptions, CharDevResource
-from backends.interface.known_devices import Known
+from backends.interface.values import Known
 from tests.backends.linux.sticks import directory, stick
 from tests.backends.trees import plant, planted_host
 

@@ -25,7 +25,7 @@ from backends.base import (
     Uevent,
 )
 from backends.chardev import CharDev, CharDevOptions, CharDevResource, PathOption
-from backends.interface.known_devices import Known
+from backends.interface.values import Known
 from tests.backends.chardev.chardevs import chardev, configured, known, only, problems, refused
 from tests.backends.trees import plant, planted_host
 from tests.nodes import make_node

@@ -7,7 +7,7 @@ from typing import Any
 
 from backends.base import ALL, Hint, HostPath, PathChange, Uevent
 from backends.chardev import CharDev
-from backends.interface.known_devices import Known
+from backends.interface.values import Known
 from tests.backends.chardev.chardevs import Looked, chardev, configured, known, only, problems
 from tests.backends.trees import plant
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from backends.base import AllocationRefused, Device, Grant, HostPath, Uevent
 from backends.chardev import CharDev, CharDevResource
-from backends.interface.known_devices import Known
+from backends.interface.values import Known
 from tests.backends.chardev.chardevs import FTDI, NAME, Looked, configured
 from tests.backends.linux.sticks import device_number, directory, stick, tty
 from tests.backends.trees import planted_host

@@ -8,7 +8,7 @@ import pytest
 
 from backends.base import Device, Host, HostPath, Node, PathChange, Uevent
 from backends.chardev import CharDev, CharDevResource
-from backends.interface.known_devices import Known
+from backends.interface.values import Known
 from tests.backends.chardev.chardevs import NAME, chardev, configured, only, problems
 from tests.backends.linux.sticks import device_number, directory, record, stick, tty
 

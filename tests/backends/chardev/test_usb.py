@@ -19,7 +19,7 @@ from backends.base import (
     Uevent,
 )
 from backends.chardev import CharDev, CharDevOptions, CharDevResource, PathOption
-from backends.interface.known_devices import Known
+from backends.interface.values import Known
 from tests.backends.chardev.chardevs import FTDI, NAME, Looked, chardev, configured, only, problems
 from tests.backends.linux.sticks import CONTROLLER, describe, directory, function, stick, tty
 from tests.backends.trees import plant

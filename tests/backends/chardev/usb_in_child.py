@@ -11,9 +11,9 @@ from typing import Any
 import anyio
 
 from agent.discovery.discoverer import Discoverer
+from agent.discovery.reading import Changes
 from agent.discovery.sources.base import Emitted, Resync
 from agent.discovery.sources.uevents import UeventSource
-from agent.discovery.unit_state import Changes
 from backends.base import Device, Discovery, Record, Resource, ResourceSpec
 from backends.chardev import CharDev, CharDevOptions
 from backends.chardev.selectors import UsbOption

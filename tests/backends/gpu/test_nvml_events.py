@@ -14,7 +14,7 @@ import pytest
 
 from backends.base import Heard, Record, Verdict
 from backends.gpu.nvidia import nvml
-from backends.interface.known_devices import Known
+from backends.interface.values import Known
 from tests.backends.gpu import nvml_library
 from tests.backends.gpu.gpus import backend, look, resource
 from tests.backends.gpu.nvml_library import NvmlLibrary

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from backends.base import HostPath
-from backends.linux.behind import Behind, behind
-from backends.linux.nodes import DeviceNode
+from backends.linux.nodes import Behind, DeviceNode, behind
 from tests.backends.trees import planted_host
 
 NVME = "pci0000:00/0000:00:1b.0/0000:03:00.0"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from agent.inventory.decision import is_same
 from agent.inventory.survey import survey
-from agent.inventory.tombstones import is_same
 from agent.model import Held
 from backends.base import (
     AllocationRefused,

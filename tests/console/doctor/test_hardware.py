@@ -14,9 +14,8 @@ from agent.console.doctor.hardware import hardware
 from agent.console.views import Status
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
-from agent.inventory.shortfall import not_offered
+from agent.inventory.shortfall import not_offered, unmatched
 from agent.inventory.survey import Survey
-from agent.inventory.unmatched import unmatched
 from agent.model import Health, State
 from backends.base import Device, Problem, Resource, ResourceSpec
 from backends.chardev import CharDev

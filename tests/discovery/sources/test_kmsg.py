@@ -105,8 +105,8 @@ class Reading:
 
     def __init__(self, root: Path, after: tuple[str, int] | None = None, host: Host | None = None) -> None:
         self.records: list[Record] = []
-        self.problems = Problems()
-        self.source = KmsgSource(self._take, host or Host.below(root), after, problems=self.problems)
+        self.problems, self.after = Problems(), after
+        self.source = KmsgSource(self._take, host or Host.below(root), problems=self.problems)
         self.source.watch(WANTED)
 
     def _take(self, said: Emitted) -> None:
@@ -123,7 +123,7 @@ class Reading:
 
 @asynccontextmanager
 async def reading(reading: Reading) -> AsyncIterator[Reading]:
-    task = asyncio.ensure_future(reading.source.run())
+    task = asyncio.ensure_future(reading.source.run(reading.after))
     try:
         async with limit("it has caught up", reading.texts):
             await reading.source.caught_up.wait()

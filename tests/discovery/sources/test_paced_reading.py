@@ -7,9 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agent.discovery.sources import paced_reading
-from agent.discovery.sources.base import unwatched
-from agent.discovery.sources.paced_reading import AT_ONCE, read_in_turns
+from agent.discovery.sources import base
+from agent.discovery.sources.base import AT_ONCE, read_in_turns, unwatched
 from tests.wait import pass_time, settled, until
 
 TURN = 1e6  # seconds that do not pass by themselves
@@ -47,7 +46,7 @@ class Pipe:
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
-    monkeypatch.setattr(paced_reading, "TURN", TURN)
+    monkeypatch.setattr(base, "TURN", TURN)
     return Pipe()
 
 

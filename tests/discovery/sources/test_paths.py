@@ -15,8 +15,7 @@ import pytest
 import structlog
 
 from agent.discovery.sources.base import Emitted, Resync
-from agent.discovery.sources.inotify import Inotify
-from agent.discovery.sources.paths import Change, DirectoryWatch, PathSource
+from agent.discovery.sources.paths import Change, DirectoryWatch, Inotify, PathSource
 from backends.base import Host, HostPath, PathChange
 from tests.e2e import hermetic
 from tests.wait import limit, until

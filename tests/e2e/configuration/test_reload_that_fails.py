@@ -33,9 +33,9 @@ def failing(*arguments, **named):
 
 HASTY = """
 from agent.discovery import discoverer
-from agent.daemon import discovery_runner
+from agent.discovery import runner
 discoverer.Discoverer.__init__.__kwdefaults__["unit_deadline"] = 0.5
-discovery_runner.SETTLE = 1.0
+runner.SETTLE = 1.0
 """
 
 

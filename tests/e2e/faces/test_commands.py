@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from agent.cli.demo import PAUSE, STUBS, TURNS, busy
-from agent.health.flapping import FAILURES, WINDOW
+from agent.health.causes import WINDOW
+from agent.health.drains import FAILURES
 from agent.simulation.demo_stage import Outcome
 from tests.backends import machines, rdma_trees
 from tests.backends.trees import HOST, planted_host

@@ -17,12 +17,12 @@ TROUBLED = "fl.test/troubled0"
 # --- it is reported, and served ---
 
 AGAIN = """
-from agent.discovery import discoverer, schedule
-schedule._RETRY_FIRST = schedule._RETRY_MOST = 0.05
+from agent.discovery import discoverer, reading
+reading._RETRY_FIRST = reading._RETRY_MOST = 0.05
 """
 HASTY = f"""{AGAIN}
-from agent.daemon import discovery_runner
-discovery_runner.SETTLE = 0.2
+from agent.discovery import runner
+runner.SETTLE = 0.2
 discoverer.Discoverer.__init__.__kwdefaults__["unit_deadline"] = 0.1
 """  # only where a backend hangs: on a busy machine one that does not may take as long
 
@@ -247,7 +247,7 @@ async def test_others_are_listed_change_by_change_while_backends_hang_fail_and_t
         trouble.order(call, order, number)
     trouble.order("affects", "raise", 3)
     resources = *map(trouble.resource, range(4)), chardev()
-    prelude = ENDLESS + "from agent.daemon import discovery_runner\ndiscovery_runner.SETTLE = 0.2\n"
+    prelude = ENDLESS + "from agent.discovery import runner\nrunner.SETTLE = 0.2\n"
     async with node.agent(*resources, prelude=prelude, environment=trouble.environment):
         await node.healthy("w1")
         for _ in range(6):

@@ -16,8 +16,8 @@ discoverer.Discoverer.__init__.__kwdefaults__["unit_deadline"] = 0.5
 """
 HANGING = tuple(f"a{n}" for n in range(6))
 SETTLED = """
-from agent.daemon import discovery_runner
-discovery_runner.SETTLE = 1.0
+from agent.discovery import runner
+runner.SETTLE = 1.0
 """
 
 

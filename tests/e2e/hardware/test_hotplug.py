@@ -25,8 +25,8 @@ from agent.discovery.sources import paths
 paths.PathSource._on_change = paths.PathSource._on_overflow = lambda *_: None
 """  # to inotify
 LENIENT = """
-from agent.health import flapping
-flapping.FAILURES = 1000
+from agent.health import drains
+drains.FAILURES = 1000
 """  # where a node is often removed between a look at it and its probe, which counts as a failure
 ALONE = """
 from tests.e2e import hermetic

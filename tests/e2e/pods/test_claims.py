@@ -143,9 +143,9 @@ async def test_a_device_that_flaps_during_its_allocate_is_given(node: Node, trou
 
 
 STORMY = """
-from agent.health import flapping
+from agent.health import drains
 from agent.kubelet import plugin
-flapping.FAILURES = 1_000_000
+drains.FAILURES = 1_000_000
 plugin.REMEMBERED = 3.0
 """
 """No device is left out because it flaps; and a kubelet may be a second late with reading a list, where a busy machine

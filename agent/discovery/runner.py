@@ -1,34 +1,34 @@
-"""Runs the kernel's event sources and one discoverer per backend, and hands events to the backends that asked for them."""
+"""Runs the kernel's event sources and one discoverer per backend, and hands events to the backends that asked for them.
+
+A hint makes units be read, whatever they turn out to be. A record is a fact: what it means is told at once, except where
+another source has told the same fault, or no scan has found its hardware yet.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial, reduce
 from operator import or_
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 import anyio
 import structlog
 from anyio.abc import TaskGroup
 from msgspec import Struct
 
-from agent.config import AgentConfig
-from agent.daemon.node import Node
 from agent.discovery.backend_factory import why_unmade
 from agent.discovery.discoverer import Discoverer, LookError
-from agent.discovery.records import EarlySignals, Faults, wants
+from agent.discovery.reading import Changes
 from agent.discovery.sources.base import Emitted, Resync, boot_id
 from agent.discovery.sources.kmsg import KmsgSource
 from agent.discovery.sources.links import LinkSource
 from agent.discovery.sources.listening import Listening
 from agent.discovery.sources.paths import PathSource
 from agent.discovery.sources.uevents import UeventSource
-from agent.discovery.unit_state import Changes
-from agent.kubelet.pod_claims import PodClaims
 from agent.runtime import running_time
 from agent.runtime.counts import Counts
 from agent.runtime.pacing import Doorbell
@@ -36,7 +36,21 @@ from agent.runtime.supervision.problems import Problems
 from agent.runtime.supervision.restarts import supervise
 from agent.runtime.supervision.watchdog import Watchdog
 from agent.runtime.workers import Workers
-from backends.base import ANY_SUBSYSTEM, Backend, Heard, Hint, Host, LinkChange, Record, Signal, Uevent, Watches
+from backends.base import (
+    ANY_SUBSYSTEM,
+    Backend,
+    Heard,
+    Hint,
+    Host,
+    LinkChange,
+    Record,
+    Signal,
+    Uevent,
+    Verdict,
+    Watches,
+)
+from backends.interface.values import minded
+from backends.linux import kernel_log
 
 T = TypeVar("T")
 
@@ -63,12 +77,50 @@ class Witness(Struct, frozen=True):
     """Should it be heard now?"""
 
 
+class Settings(Protocol):
+    """What is configured of it."""
+
+    @property
+    def resync(self) -> float:
+        """Seconds between two looks at everything."""
+
+    @property
+    def probe(self) -> float:
+        """Seconds between two probes of all that is known."""
+
+    @property
+    def uevents(self) -> Literal["kernel", "udev", "off"]:
+        """Who tells of hot-plug."""
+
+
+class Node(Protocol):
+    """The part of the daemon that hears what is found."""
+
+    discoverers: dict[str, Discoverer]
+    """Those in force, by their backends."""
+
+    def scanned(self, changes: Changes) -> None:
+        """A scan found something different."""
+
+    def recorded(self, signals: Sequence[Signal], record: Record) -> None:
+        """A record means this."""
+
+    def note_looks(self) -> None:
+        """A backend has begun to look at all its units, or has looked at them."""
+
+    async def looked(self) -> None:
+        """Wait until every backend has had its first scan."""
+
+    def is_left_alone(self, hardware: str, by: str) -> bool:
+        """Has an operator drained it, or has a resource of another backend got it?"""
+
+
 class DiscoveryRunner:
     """Runs the sources, and a discoverer for each backend in force."""
 
     def __init__(
         self,
-        settings: AgentConfig,
+        settings: Settings,
         host: Host,
         backends: dict[str, Backend[Any]],
         node: Node,
@@ -102,7 +154,7 @@ class DiscoveryRunner:
         self.discoverers = node.discoverers
         self.discoverers.update({kind: self._discoverer(kind, it, settings) for kind, it in self.backends.items()})
 
-    def _discoverer(self, kind: str, backend: Backend[Any], settings: AgentConfig) -> Discoverer:
+    def _discoverer(self, kind: str, backend: Backend[Any], settings: Settings) -> Discoverer:
         """A discoverer for this instance. What it finds is published while it is in force."""
         made = Discoverer(
             kind,
@@ -118,8 +170,11 @@ class DiscoveryRunner:
 
     # --- parts that run ---
 
-    def start(self, tasks: TaskGroup) -> None:
-        """Start sources and discoverers; once a source listens that did not before the first scan, all is looked at again."""
+    def start(self, tasks: TaskGroup, after: tuple[str, int] | None = None) -> None:
+        """Start sources and discoverers; once a source listens that did not before the first scan, all is looked at again.
+
+        `after` is a boot, and the number of the last line of its log that an earlier run has handled.
+        """
         self._tasks = tasks
         for discoverer in self.discoverers.values():
             discoverer.watches()
@@ -127,22 +182,19 @@ class DiscoveryRunner:
         heard = self._uevents is not None and self._uevents.listen()
         for name, source in {
             _INOTIFY: self._paths.run,
-            _KMSG: self.kmsg.run,
+            _KMSG: partial(self.kmsg.run, after),
             _LINKS: self._links.run,
         }.items():
             tasks.start_soon(self._keep, name, source, self._pulses[name])
         if self._uevents is not None:
             tasks.start_soon(self._keep, _UEVENTS, partial(self._run_uevents, heard=heard), self._pulses[_UEVENTS])
-        self._note_first_looks()
+        self._node.note_looks()
         for discoverer in self.discoverers.values():
             self._start(discoverer)
             tasks.start_soon(self._end_first_look, discoverer)
 
     async def _end_first_look(self, discoverer: Discoverer) -> None:
         await discoverer.first_scan.wait()
-        self._note_first_looks()
-
-    def _note_first_looks(self) -> None:
         self._node.note_looks()
 
     def _start(self, discoverer: Discoverer) -> None:
@@ -160,10 +212,10 @@ class DiscoveryRunner:
             if not heard:  # udevd's socket took 30 ms, in which the first scan was under way
                 self._rescan()
 
-    async def settle(self, pod_claims: PodClaims) -> None:
+    async def settle(self, ask_kubelet: Callable[[], Awaitable[None]]) -> None:
         """Wait, `SETTLE` at most, for what the kubelet remembers, the first scans, and what the kernel logged before."""
         with anyio.move_on_after(SETTLE):
-            await pod_claims.ask()
+            await ask_kubelet()
             await self._node.looked()
             if any(discoverer.watched.kernel_lines for discoverer in self.discoverers.values()):
                 await self.kmsg.caught_up.wait()
@@ -193,7 +245,7 @@ class DiscoveryRunner:
 
     @asynccontextmanager
     async def beside(
-        self, backends: Mapping[str, Backend[Any]], settings: AgentConfig
+        self, backends: Mapping[str, Backend[Any]], settings: Settings
     ) -> AsyncIterator[dict[str, Discoverer]]:
         """Have these instances look at the node beside those in force, for `SETTLE` at most; then the body runs.
 
@@ -238,17 +290,13 @@ class DiscoveryRunner:
             log.warning("resync", reason=emitted.reason)
             self._rescan()
         elif isinstance(emitted, Record):
-            self._take_record(emitted)
+            for discoverer in self.discoverers.values():
+                if wants(discoverer.watched, emitted):
+                    self._tell(discoverer, emitted)
         else:
             for discoverer in self.discoverers.values():
-                if _concerns(emitted, discoverer.watched):
+                if _asked_for(discoverer.watched, emitted):
                     discoverer.hint(emitted)
-
-    def _take_record(self, record: Record) -> None:
-        """Tell the node what a record means, by the backends that asked for it."""
-        for discoverer in self.discoverers.values():
-            if wants(discoverer.watched, record):
-                self._tell(discoverer, record)
 
     def _tell(self, discoverer: Discoverer, record: Record) -> None:
         """Tell the node what a record means to one backend, where no other source has told it."""
@@ -341,13 +389,7 @@ class DiscoveryRunner:
         """
         watched = discoverer.watched
         asked = watched.listen | (watched.listen_without_log if self.kmsg.complaint else frozenset())
-        kind, node = discoverer.kind, self._node
-        return frozenset(
-            name
-            for name in asked
-            if not node.health.drains_of([name])
-            and all(it.backend == kind or it.placed is None for it in node.inventory.on([name]))
-        )
+        return frozenset(name for name in asked if not self._node.is_left_alone(name, discoverer.kind))
 
     def witnesses(self) -> Iterator[Witness]:
         """The sources of records that backends asked for, and whether each is heard."""
@@ -380,9 +422,99 @@ def _become(mine: dict[str, T], theirs: Mapping[str, T]) -> None:
     mine.update(theirs)
 
 
-def _concerns(hint: Hint, watches: Watches) -> bool:
+# --- which records are for which backend, told once, and kept until their hardware is found ---
+
+
+_EARLY_HARDWARE: Final = 256
+_EARLY_SIGNALS: Final = 16  # of each
+
+
+def _asked_for(watches: Watches, hint: Hint) -> bool:
     if isinstance(hint, Uevent):
         return hint.subsystem in watches.subsystems or ANY_SUBSYSTEM in watches.subsystems
     if isinstance(hint, LinkChange):
         return watches.links
     return hint.path.parent in watches.directories or hint.path in watches.directories
+
+
+def wants(watches: Watches, record: Record) -> bool:
+    """Did a backend that watches this ask for the record? The sources hand on what any backend asked for."""
+    if record.source == "kmsg":
+        message = kernel_log.message(record)
+        return any(message.startswith(text) for text in watches.kernel_lines)
+    if watches.facts.isdisjoint(record.properties):
+        return False
+    return record.properties.get("SUBSYSTEM") in watches.subsystems or ANY_SUBSYSTEM in watches.subsystems
+
+
+WITHIN: Final = 10.0
+"""Seconds between two reports of one fault: the log is read again up to so long after a short failure."""
+
+_SEVERITY: Final = (Verdict.NOTE, Verdict.INFO, Verdict.DEGRADED, Verdict.DELAYED, Verdict.NOW)
+_FAULTS: Final = 256
+_REPORTS: Final = 64  # of each
+
+
+class Report(Struct, frozen=True):
+    """A fault that happened once, and who told it."""
+
+    since: float
+    """When the first of them told it: monotonic seconds."""
+    sources: frozenset[str]
+    verdict: Verdict
+    """The strictest that it was told with."""
+
+
+def told(reports: tuple[Report, ...], source: str, verdict: Verdict, now: float) -> tuple[tuple[Report, ...], bool]:
+    """The reports of a fault with one more from this source; and whether it is news, since no other source told it.
+
+    Each source tells a fault once. So what it tells again is another one, and what it tells joins the first that it has not
+    told yet. Where it says worse of it than the others did, that is news, too: a line of the log has words, NVML a number.
+    """
+    recent = tuple(it for it in reports if now - it.since <= WITHIN)[-_REPORTS:]
+    for number, it in enumerate(recent):
+        if source not in it.sources:
+            is_worse = _SEVERITY.index(verdict) > _SEVERITY.index(it.verdict)
+            joined = Report(it.since, it.sources | {source}, verdict if is_worse else it.verdict)
+            return (*recent[:number], joined, *recent[number + 1 :]), is_worse
+    return (*recent, Report(now, frozenset({source}), verdict)), True
+
+
+class Faults:
+    """The faults of the last seconds, for telling what several sources say of one of them once."""
+
+    def __init__(self) -> None:
+        self._reports: dict[str, tuple[Report, ...]] = {}
+
+    def is_news(self, signal: Signal, source: str, now: float) -> bool:
+        """Does this signal tell of a fault that no other source has told?"""
+        if not signal.fault or signal.verdict not in _SEVERITY:
+            return True
+        reports = self._reports.pop(signal.fault, ())
+        self._reports[signal.fault], is_news = told(reports, source, signal.verdict, now)
+        if len(self._reports) > _FAULTS:
+            del self._reports[next(iter(self._reports))]
+        return is_news
+
+
+class EarlySignals:
+    """The signals of hardware that no scan has found yet: a line of the kernel's log may come before that scan.
+
+    There is room for few, so that a flood of records about hardware that does not exist costs no memory; the oldest go.
+    """
+
+    def __init__(self) -> None:
+        self.by_hardware: dict[str, list[tuple[Signal, Record]]] = {}
+
+    def keep(self, signal: Signal, record: Record) -> None:
+        """Keep a signal until its hardware is found; of those with the same reason, the last one."""
+        others = [it for it in self.by_hardware.pop(signal.hardware, ()) if it[0].reason != signal.reason]
+        self.by_hardware[signal.hardware] = [*others[1 - _EARLY_SIGNALS :], (signal, record)]
+        if len(self.by_hardware) > _EARLY_HARDWARE:
+            del self.by_hardware[next(iter(self.by_hardware))]
+
+    def take(self, changes: Changes) -> Iterator[tuple[Signal, Record]]:
+        """Yield the signals of the hardware that a scan found, in the order in which they came, and forget them."""
+        for unit, devices in changes.units.items():
+            for name in minded((*devices, *changes.beside.get(unit, ()))):
+                yield from self.by_hardware.pop(name, ())
