@@ -97,9 +97,15 @@ class Agent:
         lost_resources = LostResources(settings.pod_resources, settings.plugin_dir, pod_claims=pod_claims)
         holder = pod_claims.holder
         allocator = Allocator(
-            node.inventory, backends, self._jobs, node.allocated, cdi=node.cdi, admission=admission, holder=holder
+            node.inventory,
+            backends,
+            self._jobs,
+            node.allocated,
+            cdi=node.cdi,
+            admission=admission,
+            holder=holder,
+            being_given=pod_claims.being_given,
         )
-        pod_claims.is_giving = allocator.is_giving
         starter = Starter(node.inventory, node.ledger, backends, self._jobs, node, pod_claims.two_pods)
         dra = Dra(config, node_name(), node, backends, allocator, starter, problems, counts, clock)
         preferences = Preferences(node.inventory, backends, admission)

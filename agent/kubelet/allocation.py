@@ -62,6 +62,7 @@ class Allocator:
         cdi: Cdi | None = None,
         admission: Admission | None = None,
         holder: Holder | None = None,
+        being_given: set[SlotKey] | None = None,
     ) -> None:
         """Prepare.
 
@@ -74,6 +75,7 @@ class Allocator:
             cdi: where resources hand out by CDI.
             admission: remembers what is given, for the choice among the container's other resources.
             holder: finds who has what is claimed.
+            being_given: has what is for one pod while that is being given.
         """
         self._inventory = inventory
         self._backends = backends
@@ -82,14 +84,9 @@ class Allocator:
         self._cdi = cdi
         self._admission = admission or Admission()
         self._holder = holder
-        self._under_way: set[SlotKey] = set()
-        """What is for one pod, and being given to it."""
+        self._being_given = set[SlotKey]() if being_given is None else being_given
         self._make_ready = Kind("claim", _FAILED, "Create the pod again", claim_deadline)
         self._make_ready_again = Kind("claim", _FAILED, _AGAIN, 3 * claim_deadline, waits_for_thread=True)
-
-    def is_giving(self) -> bool:
-        """Is anything being given that is for one pod?"""
-        return bool(self._under_way)
 
     async def allocate(self, name: str, ids: Sequence[str], told: Callable[[str], bool]) -> wire.Encoded:
         """Claim these IDs and say what the container gets, as an AllocateResponse.
@@ -107,9 +104,9 @@ class Allocator:
         grants = await in_slices(self._grant(name, device_id, told) for device_id in sorted(set(ids)))
         slots = {(name, grant.id) for grant in grants if self._inventory.is_for_one((name, grant.id))}
         # the kubelet asks for one container of a pod after the other: what overlaps is for two pods
-        if twice := slots & self._under_way:
+        if twice := slots & self._being_given:
             raise AllocationRefused(_in_use(min(twice), "another pod, which is being given it at this moment,"))
-        self._under_way |= slots
+        self._being_given |= slots
         try:
             claims = self._inventory.claims(name)
             if self._holder and (claimed := sorted(slot for slot in slots if slot[1] in claims)):
@@ -118,7 +115,7 @@ class Allocator:
                 grants = await in_slices(self._grant(name, grant.id, told) for grant in grants)
             given = await self._give(name, grants, told)
         finally:
-            self._under_way -= slots
+            self._being_given -= slots
         self._admission.given({**so_far, name: [grant.device for grant in given[1]]})
         return given[0]
 

@@ -139,8 +139,8 @@ class PodClaims:
         self._adopting = asyncio.Lock()
         self._allocated = Doorbell()
         self._silent = {name: _silence_of(name, problems or Problems()) for name in (_CHECKPOINT, _PODRESOURCES)}
-        self.is_giving: Callable[[], bool] = lambda: False
-        """Is an Allocate under way?"""
+        self.being_given: set[SlotKey] = set()
+        """What an Allocate is giving to one pod at this moment, as the allocator notes it."""
         self.holders: Mapping[SlotKey, tuple[PodDevices, ...]] = {}
         """Which containers have what, as the kubelet said last; of what it has forgotten, as it said before."""
 
@@ -221,7 +221,7 @@ class PodClaims:
         try:
             while True:
                 # a List would make a kubelet until 1.37 forget what is being given, if a pod has ended (A11.8)
-                while self.is_giving():  # noqa: ASYNC110
+                while self.being_given:  # noqa: ASYNC110
                     await asyncio.sleep(_AFTER_ALLOCATE / 10)
                 self._allocated.clear()
                 await self.ask()

@@ -737,14 +737,13 @@ async def test_a_pod_whose_processes_run_has_its_device_for_certain_and_one_that
 
 async def test_no_list_is_asked_for_while_an_allocate_is_under_way(house: House, pods: Pods) -> None:
     """It would make the kubelet forget the ID that is being given (A11.8)."""
-    gives = True
-    house.witnesses.is_giving = lambda: gives
+    house.witnesses.being_given.add(("a.example/cards", "a"))
     running = asyncio.ensure_future(house.witnesses.run())
     for _ in range(10):
         pass_time(1)
         await settled()
     assert pods.asked == 0
-    gives = False
+    house.witnesses.being_given.clear()
     while not pods.asked:
         pass_time(1)
         await settled()
