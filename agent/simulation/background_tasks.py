@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Final
+
+_CANCEL_AGAIN: Final = 1.0  # seconds
 
 
 class Background:
@@ -32,10 +34,11 @@ class Background:
         Raises:
             BaseExceptionGroup: tasks have failed since the start.
         """
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        running = set(self._tasks)
+        while running:  # grpclib takes a cancellation for a lost connection where both come at once
+            for task in running:
+                task.cancel()
+            _, running = await asyncio.wait(running, timeout=_CANCEL_AGAIN)
         errors, self._errors = self._errors, []
         if errors:
             raise BaseExceptionGroup("tasks of the simulated kubelet failed", errors)

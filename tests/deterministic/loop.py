@@ -33,6 +33,10 @@ _MOST_TURNS: Final = 200_000
 """Turns in a row without time passing: the run does not come to rest."""
 
 
+_LONGEST: Final = 7_200.0
+"""Seconds that a run may last: some last 20 minutes."""
+
+
 class LivelockError(Exception):
     """Something goes on for ever without any time passing."""
 
@@ -76,6 +80,7 @@ class Loop(asyncio.SelectorEventLoop):
         """What killed processes had: nothing of it may run again, not even by being collected."""
         self.turns = self.order = 0
         self._since = 0  # turns since time passed
+        self._ends = machine.now + _LONGEST
         self.pace = 0.0
         """Seconds at most that one turn takes."""
         super().__init__()
@@ -161,6 +166,8 @@ class Loop(asyncio.SelectorEventLoop):
             raise LivelockError("nothing is left to do, and nothing is due")
         self.machine.now = max(self.machine.now, timers[0]._when)
         self._since = 0
+        if self.machine.now > self._ends:
+            raise LivelockError("it comes to no end")
         self._ripen()
 
     def _ripen(self) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse
 from agent.kubelet.wire import Encoded
+from agent.simulation.background_tasks import Background
 from agent.simulation.changes import ResourceView
 from agent.simulation.device_manager import checkpoint
 from agent.simulation.device_manager.allocation import Allocation
@@ -19,7 +21,7 @@ from agent.simulation.pods import Container, Phase, Pod
 from agent.simulation.sockets import Version
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.plugin import TOY, ToyPlugin, devices, register, serve, serving
-from tests.wait import PATIENCE, until
+from tests.wait import PATIENCE, at_once, until
 
 POD = Pod("p", (Container("main", {TOY: 1}),))
 
@@ -222,3 +224,18 @@ async def test_starting_and_stopping_leaves_no_open_file(tmp_path: Path) -> None
 async def test_it_cannot_be_started_twice(kubelet: Kubelet) -> None:
     with pytest.raises(RuntimeError, match="runs already"):
         await kubelet.start()
+
+
+async def test_a_kubelet_ends_though_a_call_took_its_cancellation_for_a_lost_connection() -> None:
+    """As grpclib does where both come at once."""
+    background, begun = Background(), asyncio.Event()
+
+    async def deaf_once() -> None:
+        with suppress(asyncio.CancelledError):
+            begun.set()
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    background.spawn(deaf_once())
+    await begun.wait()
+    await at_once(background.stop())
