@@ -16,8 +16,7 @@ from typing import Final
 
 import msgspec
 
-from agent.cdi import names, spec
-from agent.cdi.on_demand import RECORD
+from agent.cdi import RECORD, names, spec
 from backends.base import Host, HostPath
 from backends.linux import files
 from backends.linux.nodes import NoNodeError, device_node

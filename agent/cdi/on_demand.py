@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+from agent.cdi import RECORD
 from agent.inventory.inventory import Inventory
 from agent.runtime.supervision.problems import Problems
 from backends.base import Backend, ContainerEdits, Grant, Host, Resource
@@ -15,9 +16,6 @@ from backends.base import Backend, ContainerEdits, Grant, Host, Resource
 if TYPE_CHECKING:
     from agent.cdi.foreign_names import ForeignNames
     from agent.cdi.specifications import Specifications
-
-RECORD: Final = "cdi.json"
-"""In `state_dir`: the resources that have a specification."""
 
 
 class Cdi:
