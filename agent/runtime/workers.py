@@ -16,7 +16,7 @@ from agent.runtime.errors import shown
 T = TypeVar("T")
 
 LIMIT: Final = 4
-"""Threads for one backend. While all of them hang, nothing can be asked of it."""
+"""Threads for one kind of call, where nothing else is said. While all of them hang, no such call is made."""
 
 
 class NoWorkerError(Exception):

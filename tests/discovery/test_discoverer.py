@@ -711,7 +711,7 @@ async def test_a_unit_that_hangs_is_left_alone_by_every_further_scan(hanging: Ha
     backend.affected = lambda hint: ["hung"]
     async with looking(seeing(hanging, Eyes(backend))) as eyes:
         told = len(eyes.news)
-        for n in range(5):  # more than there are threads
+        for n in range(5):
             eyes.it.rescan()
             eyes.it.hint(HINT)
             await eyes.until(lambda n=n: len(eyes.news) > told + n)  # type: ignore[misc]

@@ -71,7 +71,7 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
         elif not given:
             yield _nothing(found, template)
     empty = {name for name in (*names, *inventory.selection.given()) if name not in served and not _left(found, name)}
-    told = empty | {it.subject for name in names if not inventory.slots(name) for it in _problems_of_paths(found, name)}
+    told = empty | {it.subject for name in names if not inventory.slots(name) for it in problems_of(found, name)}
     for kind, problem in found.problems:
         if problem.subject in told:
             continue  # it has been said of the resource
@@ -194,8 +194,12 @@ def _paths_of(inventory: Inventory, name: str) -> Iterator[str]:
 
 
 def problems_of(found: Survey, name: str) -> list[Problem]:
-    """What is wrong with a resource itself, or with what is at its paths."""
-    return [it for _, it in found.problems if it.subject == name] or _problems_of_paths(found, name)
+    """What is wrong with a resource itself, with what is at its paths, or with hardware that is "not offered by" it."""
+    return (
+        [it for _, it in found.problems if it.subject == name]
+        or _problems_of_paths(found, name)
+        or [it for _, it in found.problems if f" by {name}: " in it.sentence]
+    )
 
 
 def _problems_of_paths(found: Survey, name: str) -> list[Problem]:

@@ -287,7 +287,9 @@ class Transitions(Struct, frozen=True):
 
     def causes(self) -> Counter[str]:
         """How many there are of each reason, or state where there is none."""
-        return Counter("gone" if state == _GONE else reason or state.lower() for _, state, reason, _ in self.counts)
+        said = ((state, reason) for _, state, reason, _ in self.counts)
+        # what a pod held was counted as gone when it went
+        return Counter("gone" if it == _GONE and why != _RELEASED[0] else why or it.lower() for it, why in said)
 
 
 async def transitions(before: Mapping[str, Slot], after: Snapshot, why: Why) -> Transitions:

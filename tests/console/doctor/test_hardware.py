@@ -49,6 +49,12 @@ def test_a_resource_without_any_hardware() -> None:
     assert one.found == f"{A} offers nothing: the backend fake finds no such hardware on this node."
 
 
+def test_hardware_that_is_not_offered_by_the_only_resource_that_takes_it_says_why_once() -> None:
+    why = f"USB device 1050:0407 YubiKey at 1-2 is not offered by {A}: it has no tty node; is its driver there?"
+    (one,) = look(problems=[Problem("usb:1-2", why)])
+    assert one.found == f"{A} offers nothing: {why}."
+
+
 def test_a_template_is_asked_about_as_long_as_it_has_given_nothing() -> None:
     devices = [device("d", "a.example/{ids}", ids=["one"]), device("e", "a.example/x-{none}")]
     given, unused = look(*devices, names=["a.example/{ids}", "a.example/x-{none}"])

@@ -98,5 +98,8 @@ async def test_a_device_that_goes_is_named_as_people_call_it_with_why() -> None:
 
 async def test_what_was_listed_for_a_pod_alone_goes_with_it() -> None:
     tomb = Slot("card::1", None, SICK)
-    (it,) = await transitions({"card::1": tomb}, Snapshot(NAME, 2, {}, frozenset({"card::1"})))
+    gone = Snapshot(NAME, 2, {}, frozenset({"card::1"}))
+    (it,) = await transitions({"card::1": tomb}, gone)
     assert (it.state, it.reason, it.message) == ("Gone", "released", "no pod holds it any more")
+    await tell({"card::1": tomb}, gone, counts := Counts(), why)
+    assert counts.transitions == {(NAME, "released"): 1}  # when it went it was counted as gone
