@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from agent.inventory.selection import Found
 from agent.model import Held
 from agent.runtime.chunked_work import in_slices
 from agent.runtime.errors import FairleadError, unknown
 from backends.base import Device
+
+if TYPE_CHECKING:
+    from agent.inventory.selection import Found  # with all of the configuration, which commands need not import
 
 _PCI: Final = re.compile(
     r"(pci:)?((?P<domain>[0-9a-f]{4,8}):)?(?P<bus>[0-9a-f]{2}):(?P<device>[01][0-9a-f])(\.(?P<function>[0-7]))?"
