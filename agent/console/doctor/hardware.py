@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Final
 
 from msgspec import Struct
@@ -39,7 +39,7 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
     if not inventory.selection.written:
         yield failure("The configuration has no [[resource]]: nothing is offered.", "See config.example.toml.")
     names = inventory.names()
-    served = set[str]()
+    served, missing = set[str](), _not_offered(found, said)
     named = (name for it in (said.templates if said else ()) for name in it.resources)
     for name in (*names, *(name for name in named if name not in names and known[name].devices)):
         resource = known.get(name)
@@ -49,7 +49,7 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
         else:
             ids, lame = _counted_by_look(inventory, name)
         if not ids:
-            yield _nothing(found, name)
+            yield _nothing(found, name, _mends(missing.get(name, ()), said))
         elif lame:
             first, bad = lame[0], sum(it.ids for it in lame)
             held = [it.view for it in lame if it.view is not None and it.view.held and it.reason not in _PODS_ALONE]
@@ -64,12 +64,12 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
             sentence = f"{name}: {sum(len(it.ids) for it in drained)} of {ids} IDs are drained; {why}."
             yield warning(sentence, _mends(map(_lame, covering), said)) if covering else fine(sentence)
         served |= {name} if ids else set()
-    yield from _missing(found, said, served | {it for it, given in inventory.selection.given().items() if given})
+    yield from _missing(missing, said, served | {it for it, given in inventory.selection.given().items() if given})
     for template, given in inventory.selection.given().items():
         if not given and not _left(found, template):
             yield fine(f"{template} offers nothing: {NAMES_NOTHING}.")
         elif not given:
-            yield _nothing(found, template)
+            yield _nothing(found, template, _mends(missing.get(template, ()), said))
     empty = {name for name in (*names, *inventory.selection.given()) if name not in served and not _left(found, name)}
     told = empty | {it.subject for name in names if not inventory.slots(name) for it in problems_of(found, name)}
     for kind, problem in found.problems:
@@ -78,15 +78,20 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
         yield warning(f"{kind}: {problem.sentence.rstrip('.')}.", "Mend what it names.")
 
 
-def _missing(found: Survey, said: Status | None, served: Set[str]) -> Iterator[Finding]:
-    """What resources that have others are meant to have, too, and no pod can get."""
+def _not_offered(found: Survey, said: Status | None) -> Mapping[str, list[_Lame]]:
+    """What each resource is meant to have, and no pod can get."""
     every: dict[str, list[_Lame]] = {}
     for one in said.unclaimed if said else ():
         it = _Lame(one.device, one.reason, one.why, 0, one.name, one.hardware)
         every.setdefault(one.resource, []).append(it)
-    for missing in () if said else found_missing(found.inventory):
-        it = _Lame(missing.device, missing.reason, missing.message, 0, *_known(missing.seen))
-        every.setdefault(missing.resource, []).append(it)
+    for left in () if said else found_missing(found.inventory):
+        it = _Lame(left.device, left.reason, left.message, 0, *_known(left.seen))
+        every.setdefault(left.resource, []).append(it)
+    return every
+
+
+def _missing(every: Mapping[str, list[_Lame]], said: Status | None, served: Set[str]) -> Iterator[Finding]:
+    """What resources that have others should have, too."""
     for name in sorted(every.keys() & served):
         are = "is" if len(every[name]) == 1 else "are"
         whys = [f"{it.key}: {it.message.rstrip('.')}" for it in every[name]]
@@ -167,8 +172,8 @@ def _left(found: Survey, name: str) -> list[tuple[str, str]]:
     return [*((it.device.key, it.why) for it in every), *_elsewhere(found.inventory, kind, name)]
 
 
-def _nothing(found: Survey, name: str) -> Finding:
-    """A resource without a device: what there is that could have been its own, and why it is not."""
+def _nothing(found: Survey, name: str, mends: str) -> Finding:
+    """A resource without a device: what there is that could have been its own, why it is not, and what to do."""
     if not (left := _left(found, name)):
         paths = ", ".join(sorted(_paths_of(found.inventory, name)))
         kind = found.inventory.kind(name)
@@ -180,7 +185,7 @@ def _nothing(found: Survey, name: str) -> Finding:
             "Look whether its driver is loaded, its nodes are there, and its selectors are meant so: `fairlead discover`.",
         )
     whys = [f"{device}: {why.rstrip('.')}" for device, why in left]
-    return warning(f"{name} offers nothing: {_first(whys)}.", _MEND)
+    return warning(f"{name} offers nothing: {_first(whys)}.", mends)
 
 
 def _first(reasons: Sequence[str]) -> str:

@@ -55,6 +55,12 @@ def test_hardware_that_is_not_offered_by_the_only_resource_that_takes_it_says_wh
     assert one.found == f"{A} offers nothing: {why}."
 
 
+def test_the_only_device_of_a_resource_that_cannot_be_used_comes_with_what_to_do() -> None:
+    (one,) = look(replace(device("0000:3b:00.0", A), unusable="it is bound to vfio-pci, not to nvidia"))
+    assert one.found == f"{A} offers nothing: 0000:3b:00.0: it is bound to vfio-pci, not to nvidia."
+    assert "give it back to its driver" in one.mend
+
+
 def test_a_template_is_asked_about_as_long_as_it_has_given_nothing() -> None:
     devices = [device("d", "a.example/{ids}", ids=["one"]), device("e", "a.example/x-{none}")]
     given, unused = look(*devices, names=["a.example/{ids}", "a.example/x-{none}"])
