@@ -74,20 +74,18 @@ def _fork_server_ends() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def fresh_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh_logging() -> Iterator[None]:
     """A command that a test runs in this process sets logging up: for itself, not for the tests that follow."""
-    configure = structlog.configure
-    monkeypatch.setattr(
-        structlog,
-        "configure",
-        lambda **settings: configure(**settings | {"cache_logger_on_first_use": False}),
-    )
     yield
     structlog.reset_defaults()
 
 
 def pytest_configure() -> None:
     pretend()
+    configure = (
+        structlog.configure
+    )  # here, since fixtures of a module run commands too: no logger keeps what it had first
+    structlog.configure = lambda **settings: configure(**settings | {"cache_logger_on_first_use": False})
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a login's 1,024 are too few
 

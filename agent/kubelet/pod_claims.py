@@ -41,7 +41,7 @@ from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices
 from agent.model import Held, SlotKey
 from agent.runtime import running_time
-from agent.runtime.chunked_work import in_batches, in_slices
+from agent.runtime.chunked_work import BATCH, in_batches, in_slices
 from agent.runtime.pacing import Backoff, Doorbell
 from agent.runtime.supervision.problems import Problems, Trouble
 from agent.runtime.workers import NoWorkerError, Workers
@@ -537,7 +537,8 @@ class PodClaims:
             self._silent[_PODRESOURCES].report_once(str(error))
             return None
         self._silent[_PODRESOURCES].healed()
-        before, now = self.holders, _holders(pods)
+        now = await _holders(pods)
+        before = self.holders
         present = set(
             now
         )  # not what claims have: one that is unprepared before this is followed would be taken for a pod's
@@ -580,9 +581,9 @@ def _claimants(pods: Iterable[PodDevices], held: Iterable[Held]) -> Iterator[tup
             yield from ((it, who) for who in by_claim.get((it.claim.namespace, it.claim.name), ()))
 
 
-def _holders(pods: Iterable[PodDevices]) -> dict[SlotKey, tuple[PodDevices, ...]]:
+async def _holders(pods: Iterable[PodDevices]) -> dict[SlotKey, tuple[PodDevices, ...]]:
     holders: defaultdict[SlotKey, tuple[PodDevices, ...]] = defaultdict(tuple)
-    for entry in pods:
-        for device_id in entry.ids:
+    async for batch in in_batches(((it, device_id) for it in pods for device_id in it.ids), 10 * BATCH):
+        for entry, device_id in batch:
             holders[entry.resource, device_id] += (entry,)
     return dict(holders)

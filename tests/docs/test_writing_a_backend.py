@@ -8,6 +8,7 @@ from typing import Final
 import pytest
 
 from agent.config.model import AgentConfig
+from agent.discovery.discoverer import THREADS
 from agent.discovery.reading import _RETRY_FIRST, _RETRY_MOST, UNIT_DEADLINE
 from agent.discovery.runner import SETTLE
 from agent.hardware import reconciler
@@ -15,7 +16,6 @@ from agent.hardware.adoption import ADOPT_DEADLINE
 from agent.hardware.releases import RELEASE_DEADLINE
 from agent.kubelet.allocation import CLAIM_DEADLINE
 from agent.kubelet.prestart import PRE_START_DEADLINE
-from agent.runtime.workers import LIMIT
 from backends.base import Backend
 from tests.docs.pages import Command, blocks, text
 from tests.docs.terminals import Terminals
@@ -63,7 +63,7 @@ def test_its_times_are_those_in_force() -> None:
     for sentence in (
         f"tried again after {_RETRY_FIRST:g} s to {_RETRY_MOST:g} s",
         f"made again after {reconciler.RETRY_FIRST:g} s to {reconciler.RETRY_MOST:g} s",
-        f"a backend has {LIMIT},",
+        f"a backend has {THREADS} to read with,",
         f"its first look takes longer than {SETTLE:g} s",
         f"(`probe` in `[agent]`, every {settings.probe:g} s)",
         f"(`resync`, every {settings.resync / 60:g} min)",
