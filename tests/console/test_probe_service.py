@@ -18,6 +18,9 @@ from tests.console.fakes import FakeDaemon
 from tests.e2e.process import MAIN
 from tests.wait import limit, until
 
+# what asyncio accepts while a server closes is collected in the test that follows
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 
 class Watchdog:
     ailment = ""
@@ -37,9 +40,6 @@ async def asked(what: str, root: Path) -> tuple[bool, str]:
         return await asyncio.to_thread(sockets.probe, what, config(root))
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # what asyncio accepts while a server closes
 async def test_of_two_agents_in_one_namespace_the_later_answers_and_the_earlier_once_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
