@@ -162,7 +162,9 @@ def _looked_at(home: Path) -> Iterator[None]:
 def _asked(home: Path, path: str) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(_ANSWERS_WITHIN)
-        client.connect(str(home / "http.sock"))
+        until = time.monotonic() + _ANSWERS_WITHIN
+        while client.connect_ex(str(home / "http.sock")) and time.monotonic() < until:
+            time.sleep(0.01)  # it is served a moment after the resources are registered
         client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         yield client
 
