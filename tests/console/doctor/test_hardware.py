@@ -20,6 +20,8 @@ from agent.model import Health, State
 from backends.base import Device, Problem, Resource, ResourceSpec
 from backends.chardev import CharDev
 from backends.chardev.options import CharDevOptions, PathOption
+from tests.backends.chardev.chardevs import FTDI, chardev, configured
+from tests.backends.linux.sticks import stick
 from tests.backends.trees import planted_host
 from tests.fakes import KIND, Fake, by_unit, device, resource
 
@@ -49,10 +51,13 @@ def test_a_resource_without_any_hardware() -> None:
     assert one.found == f"{A} offers nothing: the backend fake finds no such hardware on this node."
 
 
-def test_hardware_that_is_not_offered_by_the_only_resource_that_takes_it_says_why_once() -> None:
-    why = f"USB device 1050:0407 YubiKey at 1-2 is not offered by {A}: it has no tty node; is its driver there?"
-    (one,) = look(problems=[Problem("usb:1-2", why)])
-    assert one.found == f"{A} offers nothing: {why}."
+def test_hardware_that_is_not_offered_by_the_only_resource_that_takes_it_says_why_once(tmp_path: Path) -> None:
+    """Resource and reason are told apart by the words that the backend itself finds."""
+    backend = chardev(tmp_path, stick("1-2", 5), configured(A, usb=FTDI, nodes="tty"))
+    (problem,) = backend.discover("usb:1-2").problems
+    assert problem.sentence.endswith("it has no tty node; is its driver there?")
+    (one,) = look(problems=[problem])
+    assert one.found == f"{A} offers nothing: {problem.sentence}."
 
 
 def test_the_only_device_of_a_resource_that_cannot_be_used_comes_with_what_to_do() -> None:
