@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from agent.runtime.supervision.notify import Notifier
-from agent.runtime.supervision.watchdog import BEAT, FAILING, RECOVERED, SILENCE, Watchdog
+from agent.runtime.watchdog import BEAT, FAILING, RECOVERED, SILENCE, Notifier, Watchdog
 
 STOPPED = 10 * SILENCE
 

@@ -17,9 +17,9 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.cdi.names import DIRECTORY
-from agent.runtime import running_time
+from agent.runtime import pacing
 from agent.runtime.errors import words
-from agent.runtime.supervision.problems import Problems, Trouble
+from agent.runtime.problems import Problems, Trouble
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import AllocationRefused, ContainerEdits, Host, HostPath, Resource
 from backends.linux import files
@@ -50,7 +50,7 @@ class ForeignNames:
         if not (wanted := named(edits)):
             return edits
         try:
-            async with running_time.timeout(READ_DEADLINE):
+            async with pacing.running_timeout(READ_DEADLINE):
                 undefined = await self._workers.start(partial(self._definitions.undefined, wanted))
         except (OSError, NoWorkerError, TimeoutError) as error:
             why = words(error) if str(error) else f"not done within {READ_DEADLINE:g} s"

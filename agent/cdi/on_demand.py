@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.cdi import RECORD
 from agent.inventory.inventory import Inventory
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
 from backends.base import Backend, ContainerEdits, Grant, Host, Resource
 
 if TYPE_CHECKING:

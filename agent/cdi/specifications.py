@@ -23,12 +23,11 @@ from agent.cdi.directory import CutOffError, Devices, Directory
 from agent.discovery.sources.paths import Change, DirectoryWatch
 from agent.inventory.inventory import Inventory
 from agent.model import Slot
-from agent.runtime import running_time
-from agent.runtime.chunked_work import in_slices
+from agent.runtime import pacing
 from agent.runtime.errors import words
 from agent.runtime.pacing import Doorbell
-from agent.runtime.supervision.problems import Problems, Trouble, Troubles
-from agent.runtime.workers import NoWorkerError, Workers
+from agent.runtime.problems import Problems, Trouble, Troubles
+from agent.runtime.workers import NoWorkerError, Workers, in_slices
 from backends.base import AllocationRefused, Backend, ContainerEdits, Grant, Host, Resource
 
 WRITE_DEADLINE: Final = 10.0
@@ -77,7 +76,7 @@ class Specifications:
             return edits
         needed = {name: spec.edits(it) for name, it in found.devices.items()}
         try:
-            async with running_time.timeout(WRITE_DEADLINE), self._turn:
+            async with pacing.running_timeout(WRITE_DEADLINE), self._turn:
                 try:
                     await self._update(resource.name, lambda before: {**before, **needed})
                 except CutOffError as error:

@@ -19,12 +19,11 @@ def run(config: Path | None, log_level: logs.Level) -> None:
 
     put_off_tls()
 
-    from agent.runtime import garbage, logs  # logs is before all else that imports structlog: see there
-    from agent.runtime.supervision.resource_shortage import Shortage, raise_limits
+    from agent.runtime import logs, process
 
-    garbage.use_one_heap()
-    garbage.put_off()
-    raise_limits()
+    process.use_one_heap()
+    process.put_off_collecting()
+    process.raise_limits()
 
     import asyncio
     import faulthandler
@@ -37,7 +36,7 @@ def run(config: Path | None, log_level: logs.Level) -> None:
     from agent.daemon.supervisor import Agent
     from agent.discovery.backend_factory import make_backends
     from agent.runtime.logs import QueuedLines
-    from agent.runtime.supervision.notify import Notifier
+    from agent.runtime.watchdog import Notifier
 
     stderr = QueuedLines(sys.stderr.fileno())
     stderr.when_room = _tell_of_lost
@@ -48,7 +47,7 @@ def run(config: Path | None, log_level: logs.Level) -> None:
 
     async def main() -> None:
         agent = Agent(loaded, make_backends(loaded.host, loaded.resources), Notifier.from_environment(), events)
-        asyncio.get_running_loop().set_exception_handler(Shortage(agent.problems).handle)
+        asyncio.get_running_loop().set_exception_handler(process.Shortage(agent.problems).handle)
         agent.counts.lost_lines = events.lost
         await agent.run_until_signal()
 

@@ -31,7 +31,7 @@ from agent.dra import manifests
 from agent.dra.names import pool_name
 from agent.runtime import logs
 from agent.runtime.errors import FairleadError
-from agent.runtime.supervision.notify import Notifier
+from agent.runtime.watchdog import Notifier
 from agent.simulation import scheduler
 from agent.simulation.api_server import ApiServer
 from agent.simulation.changes import GONE

@@ -18,7 +18,7 @@ from agent.history.book import Key
 from agent.history.recorder import Recorder
 from agent.inventory.lookup import model_of, name_of
 from agent.model import Slot, Snapshot
-from agent.runtime.chunked_work import BATCH, in_batches, in_slices
+from agent.runtime.workers import BATCH, in_batches, in_slices
 from backends.base import Device, Verdict
 
 Signals = Callable[[str], Iterable[Statement]]

@@ -34,7 +34,7 @@ from agent.console.control import (
 from agent.console.views import Event
 from agent.kubelet.lock import exclusive
 from agent.kubelet.transport.server import SocketServer, refusal
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
 
 _LOOK_AGAIN: Final = 2.0  # seconds between two looks whether the socket is still there
 _CREDENTIALS: Final = struct.Struct("=iII")  # struct ucred: pid, uid, gid (socket(7), SO_PEERCRED)

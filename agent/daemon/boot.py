@@ -19,7 +19,7 @@ from agent.health.judgement import DRAINED
 from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.transport.client import listens
 from agent.model import SlotKey
-from agent.runtime.supervision.problems import Trouble
+from agent.runtime.problems import Trouble
 
 HELD_BACK: Final = 30.0
 """Seconds at most that first lists wait for a backend which is slow to look: 10,000 nodes take a busy machine some 10."""

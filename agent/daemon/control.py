@@ -38,10 +38,10 @@ from agent.inventory.decision import HELD_AND_GONE, NOT_SEEN, UNMAPPED
 from agent.inventory.lookup import model_of, name_of
 from agent.inventory.shortfall import WENT, Missing, NotOffered, candidates, each_once, unmatched
 from agent.model import Slot, SlotKey
-from agent.runtime.chunked_work import in_batches, in_slices
 from agent.runtime.errors import FairleadError
-from agent.runtime.running_time import SYSTEM, Clock
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.pacing import SYSTEM, Clock
+from agent.runtime.problems import Problems
+from agent.runtime.workers import in_batches, in_slices
 from backends.base import Backend, Clears, Device, Problem
 
 log = structlog.get_logger()

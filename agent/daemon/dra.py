@@ -25,9 +25,9 @@ from agent.kubelet.prestart import Starter
 from agent.kubernetes.api import Api, ApiError, backoff, read
 from agent.kubernetes.runner import connected, load_client
 from agent.runtime.counts import Counts
-from agent.runtime.running_time import SYSTEM, Clock
-from agent.runtime.supervision.problems import Problems
-from agent.runtime.supervision.restarts import supervise
+from agent.runtime.pacing import SYSTEM, Clock
+from agent.runtime.problems import Problems
+from agent.runtime.watchdog import supervise
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import Backend
 from backends.errors import reason_of

@@ -35,10 +35,9 @@ from agent.inventory.lookup import find, unselected
 from agent.inventory.shortfall import Shortfall
 from agent.kubelet.pod_claims import PodClaims
 from agent.model import FORGOTTEN, Health, Held, Snapshot
-from agent.runtime.chunked_work import BATCH, in_batches
-from agent.runtime.pacing import Doorbell
-from agent.runtime.running_time import SYSTEM, Clock
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.pacing import SYSTEM, Clock, Doorbell
+from agent.runtime.problems import Problems
+from agent.runtime.workers import BATCH, in_batches
 from backends.base import Backend, Clears, Device, Record, Signal, Verdict
 
 if TYPE_CHECKING:

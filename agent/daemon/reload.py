@@ -35,12 +35,11 @@ from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
 from agent.inventory.inventory import Inventory
 from agent.kubernetes.runner import KubernetesParts
-from agent.runtime.chunked_work import BATCH, in_batches
 from agent.runtime.errors import shown
 from agent.runtime.pacing import Doorbell
-from agent.runtime.supervision.notify import Notifier
-from agent.runtime.supervision.problems import Problems
-from agent.runtime.workers import NoWorkerError, Workers
+from agent.runtime.problems import Problems
+from agent.runtime.watchdog import Notifier
+from agent.runtime.workers import BATCH, NoWorkerError, Workers, in_batches
 from backends.base import Backend
 
 READ_DEADLINE: Final = 10.0

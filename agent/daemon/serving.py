@@ -45,9 +45,8 @@ from agent.runtime import limits
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
 from agent.runtime.pacing import Doorbell
-from agent.runtime.supervision.notify import Notifier
-from agent.runtime.supervision.problems import Problems
-from agent.runtime.supervision.restarts import supervise
+from agent.runtime.problems import Problems
+from agent.runtime.watchdog import Notifier, supervise
 from backends.errors import reason_of
 
 # --- what only one agent of a node does ---

@@ -20,7 +20,7 @@ from agent.console.control import RefusedError
 from agent.console.views import HandedOver
 from agent.daemon.node import Node
 from agent.daemon.serving import Serving
-from agent.runtime.supervision.notify import Notifier
+from agent.runtime.watchdog import Notifier
 from backends.errors import reason_of
 
 LEAVE: Final = 24.0

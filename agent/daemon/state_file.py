@@ -31,7 +31,7 @@ from agent.history.timeline import Record
 from agent.inventory.shortfall import Offered
 from agent.model import Held
 from agent.runtime.errors import words
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
 from backends.linux import files
 
 _FORMAT: Final = 3

@@ -19,10 +19,9 @@ from agent.history.recorder import Recorder
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall
 from agent.model import Health
-from agent.runtime.chunked_work import in_batches
 from agent.runtime.errors import FairleadError
-from agent.runtime.pacing import Doorbell
-from agent.runtime.running_time import SYSTEM, Clock
+from agent.runtime.pacing import SYSTEM, Clock, Doorbell
+from agent.runtime.workers import in_batches
 from backends.base import Clears
 
 _PATIENCE: Final = 3.0

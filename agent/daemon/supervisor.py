@@ -42,13 +42,11 @@ from agent.kubelet.prestart import Starter
 from agent.kubelet.rivals import LostResources
 from agent.kubernetes.runner import KubernetesParts
 from agent.placement.admission import Admission
-from agent.runtime import garbage
+from agent.runtime import process
 from agent.runtime.counts import Counts
-from agent.runtime.running_time import SYSTEM, Clock
-from agent.runtime.supervision.notify import Notifier
-from agent.runtime.supervision.problems import Problems
-from agent.runtime.supervision.restarts import supervise
-from agent.runtime.supervision.watchdog import Watchdog
+from agent.runtime.pacing import SYSTEM, Clock
+from agent.runtime.problems import Problems
+from agent.runtime.watchdog import Notifier, Watchdog, supervise
 from backends.base import Backend
 
 log = structlog.get_logger()
@@ -146,11 +144,11 @@ class Agent:
 
     async def run_until_signal(self) -> None:
         """Run until SIGTERM or SIGINT."""
-        garbage.settle()  # what has been imported: nobody has to walk over it while thousands of devices are found
+        process.settle()  # what has been imported: nobody has to walk over it while thousands of devices are found
         log.info("starting", file=str(self.config.source or "none; KubeVirt's devices"))
         with self._shutdown.waited_for():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reloader.request)
-            await self.run(garbage.settle)
+            await self.run(process.settle)
         log.info("stopped")
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:

@@ -35,12 +35,10 @@ from agent.discovery.reading import (
     probe,
     read,
 )
-from agent.runtime import garbage
-from agent.runtime.chunked_work import BATCH
+from agent.runtime import process
 from agent.runtime.counts import Counts
 from agent.runtime.errors import shown, words
-from agent.runtime.supervision import resource_shortage
-from agent.runtime.workers import NoWorkerError, Workers
+from agent.runtime.workers import BATCH, NoWorkerError, Workers
 from backends.base import (
     ALL,
     Backend,
@@ -148,7 +146,7 @@ class Discoverer:
         self.reads = Reads(self.workers, unit_deadline, clock, self._leave_alone)
         self._waiters: list[_Waiter] = []
         self._soon_well: dict[str, asyncio.TimerHandle] = {}
-        self._pile = garbage.Pile()
+        self._pile = process.Pile()
         self._walked_all = False
         self._hinted_at: float | None = None
         self._durations = (counts or Counts()).discovery[kind]
@@ -392,7 +390,7 @@ class Discoverer:
     def _list_units(self, _: str) -> frozenset[str]:
         listed = backend_answers.units(self.backend.units())
         if not self.known.keys() <= listed:
-            resource_shortage.check()
+            process.see_that_files_open()
         return listed
 
     def _read(self, unit: str) -> UnitState:

@@ -18,9 +18,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from agent.discovery import backend_answers
-from agent.runtime.pacing import Backoff
-from agent.runtime.running_time import STEP, Running
-from agent.runtime.supervision import resource_shortage
+from agent.runtime import process
+from agent.runtime.pacing import STEP, Backoff, Running
 from agent.runtime.workers import Workers
 from backends.base import ALL, All, Backend, Device, Link, Problem, Signal, Verdict
 
@@ -153,7 +152,7 @@ def read(backend: Backend[Any], unit: str, before: UnitState) -> UnitState:
     devices = before.devices if found.devices == before.devices else found.devices
     links = before.links if found.links == before.links else found.links
     if devices is not before.devices or found.problems or _is_ill(signals):
-        resource_shortage.check()
+        process.see_that_files_open()
     return UnitState(devices, links, found.beside, found.problems, signals)
 
 
@@ -173,7 +172,7 @@ def probe(backend: Backend[Any], before: UnitState, *, at_a_glance: bool) -> Uni
         return before
     signals = backend_answers.probed(backend, before.devices)
     if _is_ill(signals):
-        resource_shortage.check()
+        process.see_that_files_open()
     is_new = signals != before.signals or any(signal.measure is not None for signal in signals)
     return replace(before, signals=signals if is_new else before.signals, glance=glance)
 

@@ -29,12 +29,11 @@ from agent.discovery.sources.links import LinkSource
 from agent.discovery.sources.listening import Listening
 from agent.discovery.sources.paths import PathSource
 from agent.discovery.sources.uevents import UeventSource
-from agent.runtime import running_time
+from agent.runtime import pacing
 from agent.runtime.counts import Counts
 from agent.runtime.pacing import Doorbell
-from agent.runtime.supervision.problems import Problems
-from agent.runtime.supervision.restarts import supervise
-from agent.runtime.supervision.watchdog import Watchdog
+from agent.runtime.problems import Problems
+from agent.runtime.watchdog import Watchdog, supervise
 from agent.runtime.workers import Workers
 from backends.base import (
     ANY_SUBSYSTEM,
@@ -228,7 +227,7 @@ class DiscoveryRunner:
         """
         self._listen()  # what was drained, or has another owner, may be other hardware
         await bell.rung(math.inf if due is None else due - clock())
-        if due is None or (late := clock() - due) < running_time.STEP + running_time.LATE:
+        if due is None or (late := clock() - due) < pacing.STEP + pacing.LATE:
             return
         log.warning("stood-still", waited=round(late, 1), then="looking at everything before time counts")
         with anyio.move_on_after(_WAKE):

@@ -29,11 +29,11 @@ from agent.kubelet.transport.client import listens
 from agent.kubelet.transport.server import SocketServer, refusal
 from agent.kubelet.wire import ClaimsCall, EmptyCall, Encoded, PreparedDevice, RegistrationStatus
 from agent.model import Health, Slot
-from agent.runtime.chunked_work import in_slices
 from agent.runtime.errors import brief, shown, words
 from agent.runtime.limits import SOCKET_PATH_LIMIT
 from agent.runtime.pacing import Credit
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
+from agent.runtime.workers import in_slices
 from backends.base import AllocationRefused
 
 PLUGIN_TYPE: Final = "DRAPlugin"

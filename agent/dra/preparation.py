@@ -38,7 +38,7 @@ from agent.kubelet.prestart import Starter
 from agent.kubelet.wire import PreparedDevice
 from agent.kubernetes.api import ApiError
 from agent.model import HEALTHY, Held, ResourceClaim
-from agent.runtime import running_time
+from agent.runtime import pacing
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
 from agent.runtime.workers import NoWorkerError, OneAtATime
@@ -188,7 +188,7 @@ class Preparer:
             given = self._still(claim, given)
         files, metadata, ready = await self._edits(claim, given)
         try:
-            async with running_time.timeout(_WRITE_DEADLINE):
+            async with pacing.running_timeout(_WRITE_DEADLINE):
                 await self._disk.run(partial(self._files.write, claim.uid, files, metadata))
         except (OSError, NoWorkerError, TimeoutError) as error:
             why = words(error) if str(error) else f"not done within {_WRITE_DEADLINE:g} s"

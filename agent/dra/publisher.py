@@ -26,7 +26,7 @@ from agent.inventory.inventory import Inventory
 from agent.kubernetes.api import WATCH, Api, ApiError, backoff, read
 from agent.runtime.counts import Counts
 from agent.runtime.pacing import Backoff, Doorbell
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
 from backends.base import Backend
 
 API: Final = "/apis/resource.k8s.io/v1"

@@ -16,7 +16,7 @@ from agent.hardware.reconciler import Reconciler, Want
 from agent.inventory.inventory import Inventory
 from agent.model import SlotKey, Snapshot
 from agent.runtime.pacing import Doorbell
-from agent.runtime.supervision.problems import Trouble
+from agent.runtime.problems import Trouble
 from agent.runtime.workers import Workers
 from backends.base import Backend, Device, Resource
 

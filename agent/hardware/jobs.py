@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from agent.discovery.discoverer import LookError
 from agent.hardware.queue import HardwareQueue, Turn
-from agent.runtime import running_time
+from agent.runtime import pacing
 from agent.runtime.workers import LIMIT, NoWorkerError, Workers
 from backends.base import AllocationRefused, Device, Resource
 
@@ -72,7 +72,7 @@ class Jobs:
         job = Job(self, resource.spec.backend, kind)
         named, backend = f"{', '.join(ids)} of {resource.name}", resource.spec.backend
         try:
-            async with running_time.timeout(kind.seconds) as deadline:
+            async with pacing.running_timeout(kind.seconds) as deadline:
                 yield job
         except AllocationRefused:
             raise

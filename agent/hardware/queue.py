@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from agent.runtime import running_time
+from agent.runtime import pacing
 from agent.runtime.workers import Workers
 
 T = TypeVar("T")
@@ -121,7 +121,7 @@ class HardwareQueue:
             HangsError: they were not enough.
         """
         try:
-            async with running_time.timeout(seconds) as deadline, self.take(things, moves=moves) as turn:
+            async with pacing.running_timeout(seconds) as deadline, self.take(things, moves=moves) as turn:
                 yield turn
         except TimeoutError:
             if not deadline.cancel_called:

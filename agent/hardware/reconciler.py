@@ -20,7 +20,7 @@ from msgspec import Struct, field
 from agent.hardware.queue import HangsError, HardwareQueue
 from agent.runtime.errors import words
 from agent.runtime.pacing import Backoff, Doorbell
-from agent.runtime.supervision.problems import Problems, Trouble
+from agent.runtime.problems import Problems, Trouble
 from agent.runtime.workers import LIMIT, AllBusyError, NoWorkerError, Workers
 from backends.base import AllocationRefused, NotReady
 

@@ -16,7 +16,7 @@ from agent.claims.ledger import Ledger, names_of
 from agent.discovery.backend_answers import ask
 from agent.hardware.reconciler import Reconciler, Want
 from agent.model import Held, SlotKey
-from agent.runtime.supervision.problems import Trouble
+from agent.runtime.problems import Trouble
 from agent.runtime.workers import Workers
 from backends import registry
 from backends.base import Backend, Host, Released

@@ -17,9 +17,8 @@ from agent.discovery import backend_answers
 from agent.hardware.reconciler import Reconciler, Want
 from agent.inventory.inventory import Inventory
 from agent.model import REPLACED, Held, SlotKey
-from agent.runtime.chunked_work import in_batches
-from agent.runtime.supervision.problems import Trouble
-from agent.runtime.workers import Workers
+from agent.runtime.problems import Trouble
+from agent.runtime.workers import Workers, in_batches
 from backends.base import Backend, Device, Grant, Resource
 
 RESUME_DEADLINE: Final = 60.0

@@ -23,8 +23,7 @@ from agent.history.book import Key
 from agent.history.timeline import SPAN, Note
 from agent.inventory.inventory import Inventory
 from agent.model import SlotKey
-from agent.runtime.pacing import Doorbell
-from agent.runtime.running_time import SYSTEM, Clock
+from agent.runtime.pacing import SYSTEM, Clock, Doorbell
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import Signal
 from backends.linux import files

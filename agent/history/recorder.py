@@ -20,9 +20,8 @@ from agent.inventory.decision import HELD_AND_GONE
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall
 from agent.model import Health, Slot, SlotKey, Snapshot
-from agent.runtime.chunked_work import in_batches
-from agent.runtime.pacing import Doorbell
-from agent.runtime.running_time import SYSTEM, Clock
+from agent.runtime.pacing import SYSTEM, Clock, Doorbell
+from agent.runtime.workers import in_batches
 from backends.base import Device
 
 BEAT: Final = 300.0

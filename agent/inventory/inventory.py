@@ -23,7 +23,7 @@ from agent.inventory.lists import Listing, bytes_of
 from agent.inventory.lookup import Place, places_of
 from agent.inventory.selection import Candidate, Found, Selection
 from agent.model import HEALTHY, Health, Held, Slot, SlotKey, Snapshot, State
-from agent.runtime import garbage, limits
+from agent.runtime import limits, process
 from backends.base import Backend, Device, Link, Resource
 
 KEPT: Final = 86400.0
@@ -50,7 +50,7 @@ class Inventory:
         """Backend → unit → its devices."""
         self._links: defaultdict[str, dict[str, Sequence[Link]]] = defaultdict(dict)
         self._index = Index()
-        self._pile = garbage.Pile()
+        self._pile = process.Pile()
         self._crowded: defaultdict[str, dict[Found, None]] = defaultdict(dict)
         """Resource → the devices that its list had no room for."""
         self._health: dict[str, Health] = {}

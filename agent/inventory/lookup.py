@@ -12,8 +12,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.model import Held
-from agent.runtime.chunked_work import in_slices
 from agent.runtime.errors import FairleadError, unknown
+from agent.runtime.workers import in_slices
 from backends.base import Device
 
 if TYPE_CHECKING:

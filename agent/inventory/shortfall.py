@@ -22,8 +22,8 @@ from agent.inventory.decision import piece
 from agent.inventory.inventory import Inventory
 from agent.inventory.lookup import Place
 from agent.inventory.selection import Found
-from agent.runtime.chunked_work import in_batches
-from agent.runtime.running_time import SYSTEM, Clock
+from agent.runtime.pacing import SYSTEM, Clock
+from agent.runtime.workers import in_batches
 from backends.base import Device, HostPath, Node, Problem, Resource, Selector
 
 UNUSABLE: Final = "unusable"

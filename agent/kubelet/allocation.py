@@ -29,8 +29,8 @@ from agent.model import Held, Slot, SlotKey
 from agent.placement.admission import Admission
 from agent.placement.affinity import Company
 from agent.placement.choice import choose
-from agent.runtime.chunked_work import in_slices
 from agent.runtime.errors import brief
+from agent.runtime.workers import in_slices
 from backends.base import AllocationRefused, Backend, ContainerEdits, Device, Grant, Resource
 
 CLAIM_DEADLINE: Final = 10.0

@@ -21,9 +21,8 @@ from msgspec import Struct
 from agent.claims.foreign_claims import Trace
 from agent.kubelet.wire import SENSELESS, messages, strings
 from agent.model import SlotKey
-from agent.runtime import running_time
-from agent.runtime.chunked_work import in_slices
-from agent.runtime.workers import NoWorkerError, Workers
+from agent.runtime import pacing
+from agent.runtime.workers import NoWorkerError, Workers, in_slices
 from backends.linux import files
 
 FILE_NAME: Final = "kubelet_internal_checkpoint"
@@ -260,7 +259,7 @@ class CheckpointReader:
                 return self.last
         wanted = self._begun + 1  # the next to begin; the one under way may have seen the file before
         try:
-            async with running_time.timeout(_DEADLINE if within is None else within), self._reading:
+            async with pacing.running_timeout(_DEADLINE if within is None else within), self._reading:
                 if self._read_last < wanted:
                     self._begun = number = self._begun + 1
                     began = self._wall()

@@ -49,7 +49,7 @@ from agent.kubelet import wire
 from agent.kubelet.lock import identity
 from agent.kubelet.transport.client import Channel
 from agent.kubelet.transport.server import listen
-from agent.runtime import limits, running_time
+from agent.runtime import limits, pacing
 from agent.runtime.pacing import Doorbell
 from backends.base import AllocationRefused
 
@@ -115,7 +115,7 @@ class Standby(Struct, eq=False):
     async def says(self, within: float) -> tuple[str, str]:
         """What it says next, the first word and the rest; two empty words where it is gone, or says nothing for so many seconds."""
         with suppress(TimeoutError):
-            async with running_time.timeout(within):
+            async with pacing.running_timeout(within):
                 return await self.words.get()
         return "", ""
 
@@ -368,7 +368,7 @@ class Predecessor:
 
     async def _hears(self, said: Callable[[], bool], within: float) -> None:
         with suppress(TimeoutError):
-            async with running_time.timeout(within):
+            async with pacing.running_timeout(within):
                 await self._news.until(lambda: said() or self._gone.is_set())
 
     async def wait(self, seconds: float) -> None:
@@ -423,7 +423,7 @@ class Predecessor:
         self._say("end", resource, *([] if self.has_fixed_paths else [path]))
         try:
             with suppress(TimeoutError):
-                async with running_time.timeout(_ENDS_WITHIN):
+                async with pacing.running_timeout(_ENDS_WITHIN):
                     return await ended
         finally:
             if self._ended.get(resource) is ended:

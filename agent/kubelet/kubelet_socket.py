@@ -19,7 +19,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from agent.kubelet import wire
 from agent.kubelet.transport.client import Channel
 from agent.runtime.errors import words
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
 
 API_VERSION: Final = "v1beta1"  # the only one a kubelet accepts (A1)
 

@@ -28,8 +28,7 @@ from agent.kubelet.handover_socket import StandbyLostError
 from agent.kubelet.transport.server import refusal
 from agent.runtime.counts import Counts
 from agent.runtime.errors import brief_list, some
-from agent.runtime.pacing import Credit
-from agent.runtime.running_time import STEP, Running
+from agent.runtime.pacing import STEP, Credit, Running
 from backends.base import AllocationRefused
 
 if TYPE_CHECKING:

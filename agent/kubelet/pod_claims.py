@@ -40,11 +40,10 @@ from agent.kubelet.checkpoint import (
 from agent.kubelet.podresources import PodResourcesError, list_pods
 from agent.kubelet.wire import PodDevices
 from agent.model import Held, SlotKey
-from agent.runtime import running_time
-from agent.runtime.chunked_work import BATCH, in_batches, in_slices
+from agent.runtime import pacing
 from agent.runtime.pacing import Backoff, Doorbell
-from agent.runtime.supervision.problems import Problems, Trouble
-from agent.runtime.workers import NoWorkerError, Workers
+from agent.runtime.problems import Problems, Trouble
+from agent.runtime.workers import BATCH, NoWorkerError, Workers, in_batches, in_slices
 
 IDLE: Final = 60.0
 """Seconds between two questions while nothing happens."""
@@ -294,7 +293,7 @@ class PodClaims:
         """
         if resource not in self._asked_about:
             with suppress(TimeoutError):
-                async with running_time.timeout(_FIRST_LIST_WAITS):
+                async with pacing.running_timeout(_FIRST_LIST_WAITS):
                     await self._ask_about(resource)
         if self._checkpoint.is_unchanged():
             checkpoint = self._checkpoint.last
@@ -423,7 +422,7 @@ class PodClaims:
         if self._sys is None:
             return None
         try:
-            async with running_time.timeout(_LIST_WAITS):
+            async with pacing.running_timeout(_LIST_WAITS):
                 return await self._workers.start(partial(cgroups.running, self._sys))
         except (TimeoutError, NoWorkerError):
             return None

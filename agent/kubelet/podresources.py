@@ -13,7 +13,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from agent.kubelet.transport.client import Channel
 from agent.kubelet.wire import SENSELESS, Encoded, PodDevices, allocatable_devices, pod_devices
-from agent.runtime.chunked_work import in_slices
+from agent.runtime.workers import in_slices
 
 MOST_BYTES: Final = 16 << 20
 """Of an answer: what the kubelet's own clients take."""

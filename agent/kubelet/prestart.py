@@ -20,8 +20,8 @@ from agent.inventory.decision import condition
 from agent.inventory.inventory import Inventory
 from agent.kubelet.plugin import PreStart
 from agent.model import REPLACED, Health, SlotKey, State
-from agent.runtime.chunked_work import in_slices
 from agent.runtime.errors import brief, brief_list
+from agent.runtime.workers import in_slices
 from backends.base import AllocationRefused, Backend, Device, Grant, Resource
 
 PRE_START_DEADLINE: Final = 27.0

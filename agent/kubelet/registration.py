@@ -31,7 +31,7 @@ from agent.runtime import limits
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
 from agent.runtime.pacing import Backoff, Doorbell
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
 
 if TYPE_CHECKING:
     from grpclib.server import Stream

@@ -32,7 +32,7 @@ from agent.kubelet.checkpoint import FILE_NAME, Version, record
 from agent.kubelet.pod_claims import PodClaims
 from agent.kubelet.podresources import PodResourcesError, list_allocatable
 from agent.kubelet.transport.client import listens
-from agent.runtime import running_time
+from agent.runtime import pacing
 from agent.runtime.errors import some
 from agent.runtime.pacing import Backoff, Doorbell
 from agent.runtime.workers import NoWorkerError, Workers
@@ -57,7 +57,7 @@ _GIVEN_UP: Final = 600.0  # seconds after which the kubelet need not answer, how
 _LIST_WAITS: Final = 1.0
 """Seconds at most that a list waits for the kubelet's record to be read, and then for what it has in memory.
 
-More than `running_time` counts of a time in which this process stood still: it is not out of time by that.
+More than `running_timeout` counts of a time in which this process stood still: it is not out of time by that.
 """
 _RECORD_COMES: Final = 0.05  # seconds between two looks at the record while a list waits for what it will say
 _LOST: Final = "the kubelet offers none of its devices, as if another plugin had registered this name and were gone"
@@ -292,7 +292,7 @@ class LostResources:
     async def _ask(self, within: float) -> None:
         """Have the kubelet say which devices it has, in so many seconds in which this process runs."""
         try:
-            async with running_time.timeout(within):
+            async with pacing.running_timeout(within):
                 self._allocatable = await list_allocatable(self._socket, _GIVEN_UP)
         except (TimeoutError, PodResourcesError):
             self._allocatable = (
@@ -307,7 +307,7 @@ class LostResources:
         before, since, self._looked = self._observed, self._looked, self._clock()
         moved, self._moved = self._moved, {}
         try:
-            async with running_time.timeout(_DEADLINE):
+            async with pacing.running_timeout(_DEADLINE):
                 # one that was killed may leave its socket, and a kubelet of 1.37 its devices (kubelet contract: A12)
                 doubt = bool(self._overtaken) or max(sent) >= since
                 job = partial(observe, self._plugin_dir, before, doubt=doubt)
@@ -368,7 +368,7 @@ class LostResources:
     async def _has_record(self) -> bool:
         """Read the kubelet's record; False if that takes too long."""
         try:
-            async with running_time.timeout(_LIST_WAITS):
+            async with pacing.running_timeout(_LIST_WAITS):
                 which, registered = await self._workers.start(partial(record, self._plugin_dir))
         except (TimeoutError, NoWorkerError):
             return False  # `PodClaims` reads there too, and reports it

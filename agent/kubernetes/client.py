@@ -21,9 +21,9 @@ from msgspec.structs import replace
 from agent.kubernetes.api import WATCH, ApiError, read
 from agent.kubernetes.connections import Connection, Connections
 from agent.kubernetes.identity import Identity
-from agent.runtime import running_time
+from agent.runtime import pacing
 from agent.runtime.errors import FairleadError, brief, words
-from agent.runtime.supervision.problems import Trouble
+from agent.runtime.problems import Trouble
 from agent.runtime.workers import NoWorkerError, Workers
 
 DEADLINE: Final = 10.0
@@ -72,7 +72,7 @@ class ApiClient:
         """The answer to a request, as `Api` says."""
         data = msgspec.json.encode(body) if body is not None else None
         with self._in_words():
-            async with running_time.timeout(DEADLINE):
+            async with pacing.running_timeout(DEADLINE):
                 who = await self._log_in()
                 more = {"Content-Type": content} if data is not None else {}
                 request = _request(who, method, path, more, data)
@@ -86,7 +86,7 @@ class ApiClient:
         """Hand on each line of a watch, until it ends or is silent for too long, as `Api` says."""
         with self._in_words():
             async with AsyncExitStack() as stack:
-                async with running_time.timeout(DEADLINE):
+                async with pacing.running_timeout(DEADLINE):
                     who = await self._log_in()
                     request = _request(who, "GET", path, {"Accept": accept})
                     head, answer = await stack.enter_async_context(who[1].ask(request, lasts=True))

@@ -21,7 +21,7 @@ from agent.kubernetes.notices import EXPECTED, timestamp
 from agent.model import Slot
 from agent.runtime.errors import brief, some
 from agent.runtime.pacing import Doorbell
-from agent.runtime.supervision.problems import Trouble
+from agent.runtime.problems import Trouble
 from agent.runtime.workers import Workers
 
 TYPE: Final = "FairleadDevicesHealthy"

@@ -24,7 +24,7 @@ from agent.kubernetes.api import WATCH, Api, ApiError, backoff, read
 from agent.kubernetes.notices import Notice
 from agent.runtime.errors import FairleadError, brief, some
 from agent.runtime.pacing import Doorbell
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
 
 ANNOTATION: Final = "fairlead.dev/drain"
 

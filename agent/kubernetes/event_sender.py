@@ -15,7 +15,7 @@ from agent.kubernetes import notices
 from agent.kubernetes.api import STRATEGIC, Api, ApiError, backoff
 from agent.kubernetes.notices import Notice, Subject
 from agent.runtime.pacing import Doorbell
-from agent.runtime.supervision.problems import Trouble
+from agent.runtime.problems import Trouble
 
 _REMEMBERED: Final = 1000  # Events of ours; client-go remembers 4096
 _LONGEST_NAME: Final = 200  # characters of a Node's or Pod's in that of an Event, which has 253 at most

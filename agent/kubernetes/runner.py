@@ -22,9 +22,9 @@ from agent.kubernetes.drain_annotation import Devices, DrainAnnotation
 from agent.kubernetes.event_sender import EventSender
 from agent.kubernetes.notices import Notice, Subject
 from agent.model import Transition
-from agent.runtime.running_time import SYSTEM, Clock
-from agent.runtime.supervision.problems import Problems
-from agent.runtime.supervision.restarts import supervise
+from agent.runtime.pacing import SYSTEM, Clock
+from agent.runtime.problems import Problems
+from agent.runtime.watchdog import supervise
 from agent.runtime.workers import Workers
 
 _FADES: Final = 300.0  # seconds without a try that failed, after which none is shown: longer than any pause between two

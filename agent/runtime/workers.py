@@ -1,6 +1,8 @@
-"""Runs blocking calls in daemon threads, a few for each backend, so that a call that hangs costs one thread.
+"""Keeps work off the event loop: what blocks runs in daemon threads, and what takes long in short steps of the loop.
 
-Library pools (asyncio's, anyio's) share their limit and keep the process from exiting while a call hangs.
+Each backend has a few threads, so that a call that hangs costs one: library pools (asyncio's, anyio's) share their limit and
+keep the process from exiting meanwhile. For work on thousands of devices a thread would not do: it holds the interpreter for
+5 ms at a time (sys.getswitchinterval), whoever waits.
 """
 
 from __future__ import annotations
@@ -8,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 from agent.runtime.errors import shown
@@ -17,6 +21,15 @@ T = TypeVar("T")
 
 LIMIT: Final = 4
 """Threads for one kind of call, where nothing else is said. While all of them hang, no such call is made."""
+
+SLICE: Final = 0.001
+"""Seconds after which other tasks have their turn."""
+
+BATCH: Final = 100
+"""Devices, or claims, whose state is changed in one step of the loop: 100 us each at most make 10 ms."""
+
+
+# --- threads ---
 
 
 class NoWorkerError(Exception):
@@ -172,3 +185,32 @@ def _of_call(error: BaseException) -> Exception:
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return RuntimeError(f"raised {shown(error)}")
+
+
+# --- short steps ---
+
+
+async def in_slices(pieces: Iterable[T]) -> list[T]:
+    """The items of an iterable that computes them one by one; each must take far less than a slice."""
+    made: list[T] = []
+    until = time.perf_counter() + SLICE
+    for piece in pieces:
+        made.append(piece)
+        if time.perf_counter() >= until:
+            await asyncio.sleep(0)
+            until = time.perf_counter() + SLICE
+    return made
+
+
+async def in_batches(items: Iterable[T], size: int = BATCH) -> AsyncIterator[list[T]]:
+    """Yield the items in batches; other tasks run between two batches.
+
+    It is for work that changes state: at the end of each batch that state is consistent, and the same items make the
+    same batches on any machine.
+    """
+    left = iter(items)
+    batch = list(islice(left, size))
+    while batch:
+        yield batch
+        if batch := list(islice(left, size)):
+            await asyncio.sleep(0)

@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from agent.runtime import garbage
+from agent.runtime import process
 from bench.figures import Figure, figure
 from tests.console.fakes import FakeDaemon
 from tests.console.http import nodes
@@ -45,7 +45,7 @@ async def _scrape(scrapes: int) -> tuple[list[float], list[float], str]:
     taken, held, text = list[float](), list[float](), ""
     with tempfile.TemporaryDirectory() as home:
         async with served(Path(home), FakeDaemon(shown=nodes.many(_DEVICES))) as face:
-            garbage.settle()
+            process.settle()
             for _ in range(scrapes):
                 await asyncio.sleep(_REST)
                 before = time.perf_counter()

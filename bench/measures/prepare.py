@@ -17,7 +17,7 @@ from agent.kubelet.transport.client import Channel
 from agent.kubelet.wire import Encoded
 from agent.kubernetes.client import ApiClient
 from agent.kubernetes.identity import Identity
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
 from agent.runtime.workers import Workers
 from agent.simulation.objects import GROUP
 from bench import messages

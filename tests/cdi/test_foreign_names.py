@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.cdi.foreign_names import Definitions, ForeignNames
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
 from backends.base import AllocationRefused, ContainerEdits, Host
 from backends.linux import files
 from tests.backends.gpu.gpus import resource

@@ -23,7 +23,7 @@ from agent.inventory.inventory import Inventory
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.api.v1beta1 import AllocateResponse, ContainerAllocateResponse
 from agent.model import Held
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
 from backends.base import AllocationRefused, Backend, ContainerEdits, Edits, Grant, Host, Resource
 from backends.cex import Cex
 from backends.chardev import CharDev

@@ -17,8 +17,8 @@ from agent.config import AgentConfig, Config
 from agent.daemon.supervisor import Agent
 from agent.discovery.backend_factory import make_backends
 from agent.kubelet import pod_claims
-from agent.runtime.running_time import Clock
-from agent.runtime.supervision.notify import Notifier
+from agent.runtime.pacing import Clock
+from agent.runtime.watchdog import Notifier
 from agent.simulation.changes import Change, Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.pods import Container, Pod

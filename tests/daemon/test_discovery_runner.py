@@ -16,9 +16,8 @@ from agent.daemon.node import Node
 from agent.discovery.runner import DiscoveryRunner
 from agent.discovery.sources.uevents import UeventSource
 from agent.runtime.counts import Counts
-from agent.runtime.supervision.notify import Notifier
-from agent.runtime.supervision.problems import Problems
-from agent.runtime.supervision.watchdog import Watchdog
+from agent.runtime.problems import Problems
+from agent.runtime.watchdog import Notifier, Watchdog
 from backends.base import Backend, ContainerEdits, Discovery, Host
 from backends.stub import StubOptions
 

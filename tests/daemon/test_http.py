@@ -21,8 +21,8 @@ from agent.daemon.reporting.event_log import Events
 from agent.daemon.supervisor import Agent
 from agent.discovery.backend_factory import make_backends
 from agent.kubelet import pod_claims
-from agent.runtime.running_time import Clock
-from agent.runtime.supervision.notify import Notifier
+from agent.runtime.pacing import Clock
+from agent.runtime.watchdog import Notifier
 from tests.console.fakes import FakeDaemon
 from tests.console.http.serving import Answer, Served
 from tests.daemon.node import NEVER, TOY, Node, ended, pod, toys

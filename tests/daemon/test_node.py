@@ -19,9 +19,8 @@ from agent.daemon.state_keeper import StateKeeper
 from agent.discovery.reading import Changes
 from agent.health import HealthBook, KeptHealth
 from agent.model import Held
-from agent.runtime.pacing import Doorbell
-from agent.runtime.running_time import Clock
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.pacing import Clock, Doorbell
+from agent.runtime.problems import Problems
 from backends.base import Clears, Host
 from tests.fakes import KIND, Fake, device, held, inventory, resource
 from tests.health.said import BOOT, DELAYED, NOW, record, signal

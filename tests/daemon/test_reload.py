@@ -22,7 +22,7 @@ from agent.console.views import Reloaded
 from agent.daemon import reload
 from agent.daemon.reload import Change, ConfigurationSwap, Reloader
 from agent.daemon.serving import Serving
-from agent.runtime.supervision.notify import Notifier
+from agent.runtime.watchdog import Notifier
 from tests.background import running
 from tests.wait import PATIENCE, limit, pass_time, settled, until
 

@@ -21,7 +21,7 @@ from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall
 from agent.model import Health, Slot, Snapshot, State
 from agent.runtime.errors import FairleadError
-from agent.runtime.running_time import Clock
+from agent.runtime.pacing import Clock
 from backends.base import Clears, Host
 from tests.fakes import KIND, Fake, by_unit, device, held, resource
 from tests.health.said import BOOT, INFO, NOW, latch, probe, signal

@@ -24,8 +24,7 @@ from agent.discovery import runner
 from agent.kubelet import registration, rivals
 from agent.kubelet.plugin import Plugin
 from agent.model import Held
-from agent.runtime import limits
-from agent.runtime.supervision import restarts
+from agent.runtime import limits, watchdog
 from agent.simulation.changes import Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.pods import Phase
@@ -629,7 +628,7 @@ async def test_something_in_the_way_is_said_once_and_tried_again(
     node: Node, in_the_way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "_DIRECTORY_RETRY", 0.001)
-    monkeypatch.setattr(restarts, "_FIRST_DELAY", 0.001)
+    monkeypatch.setattr(watchdog, "_FIRST_DELAY", 0.001)
     monkeypatch.setattr(runner, "SETTLE", NEVER)  # nothing else is said, however busy the machine is
     mkdir, tries = Path.mkdir, 0
 

@@ -23,7 +23,7 @@ from msgspec import Struct
 from agent.discovery.sources.paths import Inotify
 from agent.health import drains
 from agent.kubelet.lock import identity
-from agent.runtime import garbage
+from agent.runtime import process
 from tests.deterministic import machine as machines
 from tests.deterministic.faults import FAULTS, Fault
 from tests.deterministic.loop import LivelockError, Loop, take_place
@@ -160,7 +160,7 @@ def run(seed: int, steps: Sequence[Step], root: Path) -> Result:
     loop.pace = rng.choice(_PACES)
     take_place()
     _tame_inotify(machine, root)
-    garbage.settle = garbage.hide = lambda: None
+    process.settle = process.hide = lambda: None
     drains.FAILURES = 10**9  # type: ignore[misc]  # everything here fails more often than any hardware may
     world = World(root, loop, machine, rng, has_claims=any(FAULTS[it.fault].of_claims for it in steps))
     structlog.configure(

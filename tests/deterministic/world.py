@@ -20,7 +20,7 @@ from agent.config import load
 from agent.daemon.control import AgentControl
 from agent.daemon.supervisor import Agent
 from agent.discovery.backend_factory import make_backends
-from agent.runtime.supervision.notify import Notifier
+from agent.runtime.watchdog import Notifier
 from agent.simulation.changes import Change, Kind
 from agent.simulation.device_manager import checkpoint
 from agent.simulation.device_manager.manager import DeviceManager, KubeletPanicError

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from agent.discovery.backend_answers import NonsenseError
 from agent.discovery.backend_answers import units as checked_units
 from agent.discovery.reading import NOTHING, Job, Reads, UnitState, probe, read
-from agent.runtime import garbage
+from agent.runtime import process
 from agent.runtime.workers import Workers
 from backends.base import Device, Discovery, HostPath, Link, Measure, Node, Signal, Trend, Verdict
 from tests.discovery.test_discoverer import NEVER, Eyes, looking
@@ -306,7 +306,7 @@ async def test_of_thousands_of_new_devices_the_garbage_collector_sees_the_newest
 ) -> None:
     hidden: list[int] = []
     backend = Fake()
-    monkeypatch.setattr(garbage, "hide", lambda: hidden.append(len(backend.looked)))
+    monkeypatch.setattr(process, "hide", lambda: hidden.append(len(backend.looked)))
     backend.hardware = {f"u{n}": [device(f"u{n}-{k}", unit=f"u{n}") for k in range(400)] for n in range(8)}
     async with looking(Eyes(backend)) as eyes:
         assert hidden == [3, 6]

@@ -24,7 +24,7 @@ from agent.kubelet.prestart import Starter
 from agent.kubernetes.api import ApiError
 from agent.model import HEALTHY, Health, Held, State
 from agent.runtime.counts import Counts
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
 from agent.simulation.clock import Clock
 from agent.simulation.dra import ClaimKey, Drivers, Instance
 from agent.simulation.kubelet import Kubelet

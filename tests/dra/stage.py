@@ -16,7 +16,7 @@ from agent.dra.slices import Eviction
 from agent.inventory.inventory import Inventory
 from agent.model import Health, Held, ResourceClaim
 from agent.runtime.counts import Counts
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
 from agent.simulation.objects import Objects
 from backends.base import Backend, Device, Resource
 from tests.fakes import KIND, Fake, by_unit, resource

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Final
 
 _STEPS: Final = 5
-"""Of one second; agent.runtime.running_time takes longer ones for time in which the agent did not run."""
+"""Of one second; agent.runtime.pacing takes longer ones for time in which the agent did not run."""
 
 _TURNS: Final = 20  # of the event loop between two steps
 

@@ -15,7 +15,7 @@ from agent.discovery.sources import kmsg
 from agent.history.notes import Notes, pod_of
 from agent.history.timeline import Note
 from agent.model import SlotKey
-from agent.runtime.running_time import Clock
+from agent.runtime.pacing import Clock
 from backends.base import Host, Record
 from backends.gpu import Gpu
 from tests.backends.gpu.gpus import resource as gpus

@@ -13,7 +13,7 @@ from agent.history.recorder import Recorder
 from agent.history.timeline import Period
 from agent.inventory.shortfall import Shortfall
 from agent.model import Health, SlotKey, Snapshot, State
-from agent.runtime.running_time import Clock
+from agent.runtime.pacing import Clock
 from backends.base import Device
 from tests.fakes import KIND, by_unit, device, held, inventory, resource
 from tests.wait import settled, until

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from agent.inventory import shortfall
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall, departure, found_missing, not_offered
-from agent.runtime.running_time import Clock
+from agent.runtime.pacing import Clock
 from backends.base import Device, Resource
 from tests.fakes import KIND, Fake, by_unit, device, held, inventory, reconfigure, resource
 

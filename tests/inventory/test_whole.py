@@ -33,7 +33,7 @@ from agent.inventory.shortfall import Shortfall
 from agent.kubelet.api.v1beta1 import ListAndWatchResponse
 from agent.kubelet.plugin import EncodedList
 from agent.model import Held, Slot
-from agent.runtime.running_time import Clock
+from agent.runtime.pacing import Clock
 from backends.base import (
     Backend,
     Clears,

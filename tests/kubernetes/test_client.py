@@ -13,7 +13,7 @@ from agent.kubernetes.api import ApiError
 from agent.kubernetes.client import ApiClient
 from agent.kubernetes.drain_annotation import Devices, DrainAnnotation
 from agent.kubernetes.identity import Identity
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
 from agent.runtime.workers import Workers
 from tests.apiserver import NODE, TOKEN, ApiServer
 from tests.wait import at_once

@@ -10,7 +10,7 @@ from agent.inventory.decision import HELD_AND_GONE
 from agent.inventory.shortfall import Missing
 from agent.kubernetes.condition import HEARTBEAT, TYPE, Condition, ConditionKeeper, Resources, condition
 from agent.model import HEALTHY, Health, Slot, State
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
 from agent.runtime.workers import Workers
 from tests.fakes import device
 from tests.kubernetes.fakes import FakeApi

@@ -12,7 +12,7 @@ from agent.kubernetes.api import ApiError
 from agent.kubernetes.client import ApiClient
 from agent.kubernetes.connections import IDLE, MOST
 from agent.kubernetes.identity import Identity
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
 from agent.runtime.workers import Workers
 from tests.wait import limit, pass_time, settled, until
 

@@ -9,7 +9,7 @@ import pytest
 
 from agent.kubernetes.event_sender import BURST, REFILL, EventSender
 from agent.kubernetes.notices import Notice, Subject, node
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
 from tests.kubernetes.fakes import FakeApi
 from tests.wait import pass_time, settled
 

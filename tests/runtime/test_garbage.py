@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agent.runtime import garbage
+from agent.runtime import process
 
 
 class Knot:
@@ -22,9 +22,9 @@ class Knot:
 def test_nothing_is_collected_during_the_start_and_what_it_made_is_left_alone_on_every_python() -> None:
     before = gc.get_threshold()
     try:
-        garbage.put_off()
+        process.put_off_collecting()
         assert not gc.isenabled()
-        garbage.settle()
+        process.settle()
         assert gc.isenabled()
         assert gc.get_freeze_count() > 0
         assert gc.get_threshold() == (700, 10, 2)
@@ -35,8 +35,8 @@ def test_nothing_is_collected_during_the_start_and_what_it_made_is_left_alone_on
 
 
 @pytest.fixture
-def pile() -> Iterator[garbage.Pile]:
-    yield garbage.Pile()
+def pile() -> Iterator[process.Pile]:
+    yield process.Pile()
     gc.unfreeze()
 
 
@@ -50,7 +50,7 @@ def stays(knot: Callable[[], object], grown: Callable[[], None]) -> bool:
     return ended() is not None
 
 
-def test_what_ends_where_hundreds_of_devices_come_and_go_for_ever_is_collected(pile: garbage.Pile) -> None:
+def test_what_ends_where_hundreds_of_devices_come_and_go_for_ever_is_collected(pile: process.Pile) -> None:
     def grown() -> None:
         for _ in range(100):
             pile.grow(900)
@@ -59,7 +59,7 @@ def test_what_ends_where_hundreds_of_devices_come_and_go_for_ever_is_collected(p
     assert not stays(Knot, grown)
 
 
-def test_what_thousands_of_devices_are_made_of_is_not_walked_over_again(pile: garbage.Pile) -> None:
+def test_what_thousands_of_devices_are_made_of_is_not_walked_over_again(pile: process.Pile) -> None:
     def grown() -> None:
         for _ in range(10):
             pile.grow(100)
@@ -73,7 +73,7 @@ def test_devices_that_a_thread_finds_spoil_nothing_that_the_loop_makes_meanwhile
 
     def find() -> None:
         while not is_over.is_set():
-            garbage.Pile().grow(1000)
+            process.Pile().grow(1000)
 
     before, finder = sys.getswitchinterval(), threading.Thread(target=find)
     sys.setswitchinterval(1e-6)
@@ -90,8 +90,8 @@ def test_devices_that_a_thread_finds_spoil_nothing_that_the_loop_makes_meanwhile
 
 THREADS = """
 import ctypes, sys, threading
-from agent.runtime import garbage
-garbage.use_one_heap()
+from agent.runtime import process
+process.use_one_heap()
 threads = [threading.Thread(target=lambda: held.append(bytes(5000))) for _ in range(8)]
 held = []
 for it in threads: it.start()

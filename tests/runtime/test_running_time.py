@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agent.runtime.running_time import LATE, STEP, Running, timeout
+from agent.runtime.pacing import LATE, STEP, Running, running_timeout
 from tests.wait import pass_time, settled
 
 
@@ -18,7 +18,7 @@ def test_time_in_which_nobody_asked_was_missed_but_for_what_a_busy_machine_may_t
 
 async def test_a_deadline_comes_when_its_time_has_passed_for_us() -> None:
     async def wait() -> None:
-        async with timeout(10.0, lambda: 0.0):
+        async with running_timeout(10.0, lambda: 0.0):
             await asyncio.Event().wait()
 
     waiting = asyncio.create_task(wait())
@@ -32,7 +32,7 @@ async def test_a_deadline_waits_for_the_time_that_was_missed() -> None:
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
     async def wait() -> None:
-        async with timeout(10.0, lambda: loop.time()):
+        async with running_timeout(10.0, lambda: loop.time()):
             await ended.wait()
 
     waiting = asyncio.create_task(wait())

@@ -24,11 +24,11 @@ from agent.console.http.page import page
 from agent.console.http.page.page import EVENTS, Picture
 from agent.console.probe_service import Health, verdict
 from agent.console.views import Event, Status
-from agent.runtime.chunked_work import in_slices
 from agent.runtime.counts import Counts
 from agent.runtime.errors import shown
 from agent.runtime.pacing import Doorbell
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
+from agent.runtime.workers import in_slices
 
 _HEADERS: Final = (
     (b"connection", b"close"),

@@ -30,9 +30,9 @@ from agent.console.http.app import Face
 from agent.console.probe_service import Health
 from agent.kubelet.transport.server import listen as listen_at
 from agent.runtime.counts import Counts
-from agent.runtime.supervision.problems import Problems
-from agent.runtime.supervision.resource_shortage import AGAIN, Shortage
-from agent.runtime.supervision.restarts import supervise
+from agent.runtime.problems import Problems
+from agent.runtime.process import AGAIN, Shortage
+from agent.runtime.watchdog import supervise
 from backends.errors import is_short
 
 log = structlog.get_logger()

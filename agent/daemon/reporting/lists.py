@@ -27,10 +27,10 @@ from agent.kubernetes.notices import Subject
 from agent.kubernetes.runner import KubernetesParts
 from agent.model import Health, Slot, Snapshot, State, Transition
 from agent.runtime import limits
-from agent.runtime.chunked_work import BATCH, in_batches, in_slices
 from agent.runtime.counts import Counts
 from agent.runtime.pacing import Doorbell
-from agent.runtime.supervision.problems import Problems, Troubles
+from agent.runtime.problems import Problems, Troubles
+from agent.runtime.workers import BATCH, in_batches, in_slices
 from backends.base import Device, Resource
 
 _TELL_AFTER: Final = 0.002  # seconds from a list to all that follows from it: the kubelet is told first

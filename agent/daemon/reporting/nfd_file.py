@@ -19,7 +19,7 @@ from typing import Final
 
 from agent.model import Slot, State
 from agent.runtime.pacing import Doorbell
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
 from agent.runtime.workers import Workers
 from backends.base import Device
 from backends.linux import files

@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from agent.runtime.pacing import Credit
-from agent.runtime.supervision.watchdog import beating
+from agent.runtime.watchdog import beating
 from backends.base import Hint, Host, HostPath, Record
 
 _BOOT_ID = HostPath("/proc/sys/kernel/random/boot_id")
@@ -31,7 +31,7 @@ Emit = Callable[[Emitted], None]
 """Takes what a source hands on, on the event loop; it must not block."""
 
 Beat = Callable[[], None]
-"""A sign of life, which a source gives at least every `agent.runtime.supervision.watchdog.BEAT` seconds."""
+"""A sign of life, which a source gives at least every `agent.runtime.watchdog.BEAT` seconds."""
 
 
 def unwatched() -> None:

@@ -33,8 +33,8 @@ from msgspec import Struct, field
 
 from agent.discovery.sources.base import Beat, Emit, boot_id, unwatched
 from agent.runtime.errors import words
-from agent.runtime.supervision.problems import Problems, Troubles
-from agent.runtime.supervision.watchdog import beating
+from agent.runtime.problems import Problems, Troubles
+from agent.runtime.watchdog import beating
 from backends.base import Host, HostPath, Record
 from backends.linux import kernel_log
 

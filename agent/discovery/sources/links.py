@@ -18,7 +18,7 @@ from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskStatus
 
 from agent.discovery.sources.base import Beat, Emit, Resync, read_in_turns, unwatched
-from agent.runtime.supervision.watchdog import beating
+from agent.runtime.watchdog import beating
 from backends.base import LinkChange
 
 BUFFER_BYTES: Final = 1 << 20

@@ -14,7 +14,7 @@ import anyio
 from agent.discovery import backend_answers
 from agent.runtime.errors import words
 from agent.runtime.pacing import Backoff
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import Backend, Heard
 

@@ -28,7 +28,7 @@ from anyio.abc import TaskStatus
 from msgspec import Struct, field
 
 from agent.discovery.sources.base import Beat, Emit, Resync, read_in_turns, unwatched
-from agent.runtime.supervision.problems import Problems, Troubles
+from agent.runtime.problems import Problems, Troubles
 from backends.base import Host, HostPath, PathChange
 
 # --- inotify itself, and what stands in for it ---

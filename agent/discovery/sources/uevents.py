@@ -23,9 +23,9 @@ from anyio import TASK_STATUS_IGNORED, to_thread
 from anyio.abc import TaskStatus
 
 from agent.discovery.sources.base import Beat, Emit, Resync, boot_id, read_in_turns, unwatched
+from agent.runtime import process
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
-from agent.runtime.supervision import resource_shortage
 from backends.base import ANY_SUBSYSTEM, Host, HostPath, Record, Uevent
 from backends.errors import ShortageError
 
@@ -229,7 +229,7 @@ def _open_udev(buffer_bytes: int) -> socket.socket:
 
 def _unloadable(error: ImportError | OSError) -> OSError:
     try:
-        resource_shortage.check()
+        process.see_that_files_open()
     except ShortageError as short:
         return OSError(errno.EMFILE, f"hot-plug events cannot be received: {short}")
     if isinstance(error, ImportError):

@@ -14,7 +14,7 @@ import anyio
 
 from agent.console.http.serving import serve
 from agent.runtime.counts import Counts
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
 from tests.console.fakes import FakeDaemon
 from tests.wait import limit, until
 

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from agent.console.http import app, serving
-from agent.runtime import chunked_work
+from agent.runtime import workers
 from tests.console.fakes import FakeDaemon
 from tests.console.http import nodes
 from tests.console.http.serving import Answer, Served, free_port, served
@@ -193,7 +193,7 @@ async def test_who_hammers_is_let_in_at_a_pace(face: Served, monkeypatch: pytest
 async def test_others_have_their_turn_while_a_long_answer_is_made(
     face: Served, path: str, pieces: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunked_work, "SLICE", 0.0)
+    monkeypatch.setattr(workers, "SLICE", 0.0)
     face.daemon.shown, turns = nodes.many(1000), 0
 
     async def turn() -> None:

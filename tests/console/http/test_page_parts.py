@@ -19,8 +19,8 @@ from agent.console.http.page.page import Picture
 from agent.console.http.page.tiles import drawn, name
 from agent.console.http.page.topology import tiles
 from agent.console.views import Event, Histories, History, Period, Status
-from agent.runtime import chunked_work
-from agent.runtime.chunked_work import in_slices
+from agent.runtime import workers
+from agent.runtime.workers import in_slices
 from tests.console.fakes import GPU, FakeDaemon
 from tests.console.http import nodes
 from tests.wait import limit, pass_time, settled
@@ -199,7 +199,7 @@ async def test_nothing_is_drawn_while_nobody_looks() -> None:
 
 
 async def test_others_have_their_turn_during_long_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked_work, "SLICE", 0.0)
+    monkeypatch.setattr(workers, "SLICE", 0.0)
     turns = 0
 
     async def other() -> None:

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from agent.discovery.sources import kmsg
 from agent.discovery.sources.base import Emitted
 from agent.discovery.sources.kmsg import KmsgSource, Line, parse, split
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.problems import Problems
 from backends.base import Host, Record
 from tests.backends.trees import plant
 from tests.e2e.kmsg import USER, KernelLog, record

@@ -195,8 +195,8 @@ async def test_a_broken_state_file_is_reported_and_the_kubelet_asked(node: Node,
 
 NO_NETLINK = """
 import socket
-from agent.runtime.supervision import restarts
-restarts._FIRST_DELAY = restarts._MOST_DELAY = 0.01
+from agent.runtime import watchdog
+watchdog._FIRST_DELAY = watchdog._MOST_DELAY = 0.01
 
 class WithoutUevents(socket.socket):
     def __init__(self, family=-1, type=-1, proto=-1, fileno=None):

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from agent.runtime.supervision import watchdog
+from agent.runtime import watchdog
 from agent.simulation.pods import Phase
 from tests.e2e.node import Node, chardev, pod
 from tests.e2e.process import AgentProcess
@@ -85,7 +85,7 @@ async def test_every_part_shows_signs_of_life(node: Node, systemd: Systemd) -> N
 
 LOOKS: Final = """
 import structlog
-from agent.runtime.supervision.watchdog import Watchdog
+from agent.runtime.watchdog import Watchdog
 look = Watchdog.look
 def looked(self):
     look(self)
@@ -131,7 +131,7 @@ async def test_a_loop_that_hangs_feeds_no_watchdog_and_its_end_shows_where_it_hu
 ) -> None:
     period = 0.03
     prelude = (
-        "import asyncio, structlog, threading, time\nfrom agent.runtime.supervision.watchdog import Watchdog\nlook = Watchdog.look\n"
+        "import asyncio, structlog, threading, time\nfrom agent.runtime.watchdog import Watchdog\nlook = Watchdog.look\n"
         "def say(what):\n    structlog.get_logger().info(what)\n"
         f"def hang():\n    threading.Timer({3 * period}, say, ['three-periods-later']).start()\n"
         "    time.sleep(1000)\n"

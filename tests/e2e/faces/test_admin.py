@@ -253,7 +253,7 @@ async def test_a_socket_that_is_removed_is_made_again(node: Node) -> None:
 async def test_an_unusable_place_is_said_once_and_ends_nothing(node: Node) -> None:
     node.mknod("w1")
     (node.root / "file").touch()
-    often = "from agent.runtime.supervision import restarts; restarts._FIRST_DELAY = restarts._MOST_DELAY = 0.01"
+    often = "from agent.runtime import watchdog; watchdog._FIRST_DELAY = watchdog._MOST_DELAY = 0.01"
     async with node.agent(prelude=often, admin_socket=str(node.root / "file/admin.sock")) as agent:
         said = await agent.says("part-restarts", part="admin socket")
         assert "File exists" in said["reason"]

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent.runtime.supervision import notify
-from agent.runtime.supervision.notify import Notifier
+from agent.runtime import watchdog
+from agent.runtime.watchdog import Notifier
 from tests.wait import PATIENCE
 
 
@@ -40,7 +40,7 @@ def test_a_reload_is_told_with_the_moment_it_began(
     systemd: tuple[socket.socket, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clocks = SimpleNamespace(CLOCK_MONOTONIC="monotonic", clock_gettime_ns={"monotonic": 7_654_321}.__getitem__)
-    monkeypatch.setattr(notify, "time", clocks)
+    monkeypatch.setattr(watchdog, "time", clocks)
     sock, name = systemd
     Notifier(name).reloading()
     assert sock.recv(1000) == b"RELOADING=1\nMONOTONIC_USEC=7654\nSTATUS=reading the configuration again"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from structlog.testing import capture_logs
 
-from agent.runtime.supervision.problems import Lasting, Problems, Trouble, Troubles
+from agent.runtime.problems import Lasting, Problems, Trouble, Troubles
 
 
 class Clock:

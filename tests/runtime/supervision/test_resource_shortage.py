@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 import pytest
 from structlog.testing import capture_logs
 
-from agent.runtime.supervision.problems import Problems
-from agent.runtime.supervision.resource_shortage import Shortage
+from agent.runtime.problems import Problems
+from agent.runtime.process import Shortage
 from tests.wait import settled
 
 EMPTY = OSError(errno.EMFILE, "Too many open files")

@@ -8,8 +8,8 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from agent.runtime.supervision import restarts
-from agent.runtime.supervision.restarts import supervise
+from agent.runtime import watchdog
+from agent.runtime.watchdog import supervise
 from tests.wait import limit
 
 
@@ -24,7 +24,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def sleep(seconds: float) -> None:
         delays.append(seconds)
 
-    monkeypatch.setattr(restarts, "anyio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(watchdog, "anyio", SimpleNamespace(sleep=sleep))
     return delays
 
 
@@ -81,7 +81,7 @@ async def test_after_it_has_run_for_a_while_a_failure_is_a_new_one(
     slept: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = iter([0.0, 1.0, 1.0, 2.0, 2.0, 62.0, 62.0])
-    monkeypatch.setattr(restarts, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: next(times)))
     assert await watched(*[OSError("gone")] * 3) == [("part-restarts", "gone")] * 2
     assert slept == [0.1, 0.2, 0.1]
 

@@ -16,10 +16,8 @@ from agent.discovery.sources.kmsg import KmsgSource
 from agent.discovery.sources.links import LinkSource
 from agent.discovery.sources.paths import Change, DirectoryWatch, PathSource
 from agent.discovery.sources.uevents import UeventSource
-from agent.runtime.supervision import restarts, watchdog
-from agent.runtime.supervision.notify import Notifier
-from agent.runtime.supervision.restarts import supervise
-from agent.runtime.supervision.watchdog import BEAT, FAILING, RECOVERED, SILENCE, Pulse, Watchdog, beating
+from agent.runtime import watchdog
+from agent.runtime.watchdog import BEAT, FAILING, RECOVERED, SILENCE, Notifier, Pulse, Watchdog, beating, supervise
 from backends.base import Host, HostPath
 from tests.wait import until
 
@@ -207,7 +205,7 @@ async def test_who_starts_parts_again_tells_the_pulse(monkeypatch: pytest.Monkey
             raise SystemExit
         raise [OSError("gone"), ExceptionGroup("both", [OSError("gone")]), KeyError("x")][len(told)]
 
-    monkeypatch.setattr(restarts, "anyio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(watchdog, "anyio", SimpleNamespace(sleep=sleep))
     with pytest.raises(SystemExit):
         await supervise("part", run, Told("part"))
     assert told == [(0.1, False), (0.2, False), (0.4, True)]

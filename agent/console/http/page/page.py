@@ -23,7 +23,7 @@ from agent.console.http.page.tiles import drawn, name
 from agent.console.http.page.topology import Tile, missing, tiles
 from agent.console.sockets import node_name
 from agent.console.views import Event, Histories, Note, Status
-from agent.runtime.chunked_work import in_slices
+from agent.runtime.workers import in_slices
 
 _STYLE: Final = Html(Path(__file__).with_name("page.css").read_text())
 _SCRIPT: Final = Html(Path(__file__).with_name("page.js").read_text())

@@ -1,16 +1,25 @@
-"""Checks that every part of the daemon is alive, and feeds systemd's watchdog only then; HTTP's /healthz asks too."""
+"""Keeps every part of the daemon alive: restarts one that failed, a little later each time, and watches for signs of life.
+
+systemd is told how the service is doing, as sd_notify(3) does, and its watchdog is fed only while all is alive; HTTP's /healthz
+asks too. Without systemd nothing is told.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, Self, TypeVar
 
 import anyio
+import structlog
+from msgspec import Struct
 
-from agent.runtime.supervision.notify import Notifier
-from agent.runtime.supervision.problems import Problems
+from agent.runtime.errors import words
+from agent.runtime.pacing import Backoff
+from agent.runtime.problems import Problems
 
 BEAT: Final = 10.0
 """Seconds between two signs of life of a part that has nothing to do."""
@@ -21,10 +30,65 @@ FAILING: Final = 300.0
 RECOVERED: Final = 60.0
 """Seconds without a failure after which a part counts as well again; twice what it waits at most for its next start."""
 
+_FIRST_DELAY: Final = 0.1  # seconds before a part that failed is started again, doubling
+_MOST_DELAY: Final = 30.0  # seconds
+_SETTLED_AFTER: Final = 60.0  # seconds after which a part that ran counts as healthy again
+_FADES: Final = _SETTLED_AFTER + _MOST_DELAY  # seconds without a failure after which the faces show none
 _LATE: Final = 1.0  # seconds by which a look may be late before it counts as time in which the process stood still
 _CHECK: Final = 10.0  # seconds between two looks where systemd asks for none
 
 _Result = TypeVar("_Result")
+
+log = structlog.get_logger()
+
+
+# --- a part that fails ---
+
+
+async def supervise(
+    part: str, run: Callable[[], Awaitable[None]], pulse: Pulse | None = None, problems: Problems | None = None
+) -> None:
+    """Run a part for ever, and again when it ends or fails. `pulse` hears of each failure, and so does `problems`.
+
+    Cancellation, and whatever else is no `Exception`, goes through.
+    """
+    backoff = Backoff(_FIRST_DELAY, _MOST_DELAY)
+    trouble = (problems or Problems()).trouble(
+        "restarts", f"{part} fails and is started again", "part-restarts", level="error", fades=_FADES, part=part
+    )
+    while True:
+        began, ours = time.monotonic(), True
+        try:
+            await run()
+            failure = "it ended, which it should not"
+        except Exception as error:  # of any part, whatever it is; an ExceptionGroup too
+            failure, ours = _words(error), not _is_systems(error)
+            if ours and not trouble.is_known(failure):
+                log.exception("part-failed", part=part)  # with its traceback
+        if time.monotonic() - began >= _SETTLED_AFTER:
+            backoff.reset()
+            trouble.healed()
+        trouble.report_once(failure)
+        delay = backoff.next()
+        if pulse is not None:
+            pulse.failed(delay, ours=ours)
+        await anyio.sleep(delay)
+
+
+def _is_systems(error: BaseException) -> bool:
+    """Is it an error of the system alone, and none of ours?"""
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_systems(inner) for inner in error.exceptions)
+    return isinstance(error, OSError)
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(_words(inner) for inner in error.exceptions)
+    return words(error) if str(error) else type(error).__name__
+
+
+# --- a part that is silent ---
 
 
 async def beating(wait: Callable[[], Awaitable[_Result]], beat: Callable[[], None]) -> _Result:
@@ -155,3 +219,66 @@ class Watchdog:
         if self._notifier.watchdog is None:
             return "/healthz says so"
         return f"systemd restarts the service {self._notifier.watchdog:g} s after its watchdog was fed last"
+
+
+# --- systemd ---
+
+
+class Notifier(Struct, frozen=True):
+    """Speaks to one notification socket; it never raises and never waits."""
+
+    address: str | None
+    """A path, or a name in the abstract namespace after `@`; None: nobody listens."""
+    watchdog: float | None = None
+    """Seconds within which systemd wants to be told that we are alive (WatchdogSec=); None: it does not ask."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ, pid: int | None = None) -> Self:
+        """The one that systemd names in NOTIFY_SOCKET.
+
+        WATCHDOG_USEC counts if WATCHDOG_PID is this process or missing (sd_watchdog_enabled(3)).
+        """
+        microseconds = environment.get("WATCHDOG_USEC", "")
+        ours = environment.get("WATCHDOG_PID") in (None, "", str(os.getpid() if pid is None else pid))
+        asked = ours and microseconds.isdecimal() and int(microseconds) > 0
+        return cls(environment.get("NOTIFY_SOCKET") or None, int(microseconds) / 1e6 if asked else None)
+
+    def ready(self, status: str) -> None:
+        """The start, or a reload, is over."""
+        self._send(f"READY=1\nSTATUS={_one_line(status)}")
+
+    def status(self, status: str) -> None:
+        """What the service is doing, for `systemctl status`."""
+        self._send(f"STATUS={_one_line(status)}")
+
+    def reloading(self) -> None:
+        """A reload has begun; `ready` ends it."""
+        microseconds = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000  # which Type=notify-reload wants
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={microseconds}\nSTATUS=reading the configuration again")
+
+    def feed(self) -> None:
+        """We are alive; nothing is said where systemd does not ask."""
+        if self.watchdog is not None:
+            self._send("WATCHDOG=1")
+
+    def main_process(self, pid: int) -> None:
+        """Another process is the service's main one from now on; it speaks for it."""
+        self._send(f"MAINPID={pid}")
+
+    def stopping(self) -> None:
+        """The end has begun."""
+        self._send("STOPPING=1\nSTATUS=stopping")
+
+    def _send(self, message: str) -> None:
+        if self.address is None:
+            return
+        name = "\0" + self.address[1:] if self.address.startswith("@") else self.address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as sock:
+                sock.sendto(message.encode(errors="replace"), name)
+        except (OSError, ValueError):
+            pass  # systemd is gone or busy; the service goes on without it
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
