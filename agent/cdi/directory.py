@@ -1,7 +1,11 @@
-"""Keeps our specifications on disk: whole or not at all, and each known to be ours before it is there.
+"""Keeps our specifications on disk, whole or not at all: one for each resource, and one for each ResourceClaim.
 
-A record in `state_dir` names the resources that have one: it is written before the first specification of a resource is, and
-again after the last is gone. No other file is ever removed, whatever it is called. All of it blocks.
+That of a resource is known to be ours before it is there: a record in `state_dir` names the resources that have one: it is written before the first specification of a resource is, and
+again after the last is gone. No other file is ever removed, whatever it is called.
+
+That of a claim is written before the kubelet is answered: DRA has no other way in. It stays until the claim is unprepared, also
+while no agent runs: a container that starts again is made from it. Its name is the claim's UID, so that no runtime takes an
+earlier one for it. It is not synced: a boot empties /run, and the kubelet then has claims prepared again. All of it blocks.
 """
 
 from __future__ import annotations
@@ -9,15 +13,17 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from agent.cdi import RECORD, names, spec
-from backends.base import Host, HostPath
+from agent.cdi import RECORD, spec
+from backends.base import ContainerEdits, Host, HostPath
 from backends.linux import files
 from backends.linux.nodes import NoNodeError, device_node
 
@@ -27,6 +33,14 @@ _MOST_READ: Final = 16 << 20  # bytes of a specification: 10,000 devices have 5 
 
 Devices = Mapping[str, spec.Edits]
 """What a specification says of each device, by its name."""
+
+UID: Final = re.compile("[A-Za-z0-9][A-Za-z0-9-]{0,99}")
+"""What a ResourceClaim's UID may be, as it becomes a file's name: RFC 4122's form, and what stands for one in tests."""
+
+_MOST_OF_CLAIM: Final = 4 << 20  # bytes of a specification: a claim has 32 devices
+
+
+# --- of resources ---
 
 
 class CutOffError(OSError):
@@ -66,7 +80,7 @@ class Directory:
             CutOffError: it says nothing, and what `change` has is not all.
             OSError: it cannot be written and stays as it was, or the file is not ours.
         """
-        path, kind = self._host.local(names.file(resource)), names.kind(resource)
+        path, kind = self._host.local(spec.file(resource)), spec.kind(resource)
         with self._alone():
             try:
                 before = self._read(resource)
@@ -96,7 +110,7 @@ class Directory:
             return self._remove(resource)
 
     def _remove(self, resource: str) -> bool:
-        path = self._host.local(names.file(resource))
+        path = self._host.local(spec.file(resource))
         files.unfinished(path).unlink(missing_ok=True)
         try:
             is_there = bool(self._read(resource))
@@ -114,9 +128,9 @@ class Directory:
             CutOffError: it is ours, and no JSON.
             OSError: it cannot be read, or is not ours.
         """
-        path = self._host.local(names.file(resource))
+        path = self._host.local(spec.file(resource))
         try:
-            found = spec.decode(files.read(path, _MOST_READ, follow=False), names.kind(resource))
+            found = spec.decode(files.read(path, _MOST_READ, follow=False), spec.kind(resource))
         except FileNotFoundError:
             return {}
         except (msgspec.DecodeError, ValueError) as error:
@@ -160,3 +174,91 @@ def _real(host: Host, node: spec.DeviceNode) -> spec.DeviceNode:
         major=found.major,
         minor=found.minor,
     )
+
+
+# --- of ResourceClaims ---
+
+
+class ClaimFiles:
+    """The specifications of one driver's claims."""
+
+    def __init__(self, host: Host, driver: str, metadata: Path) -> None:
+        """Prepare; `metadata` is a directory for what containers can read of their devices, at the host's path of it."""
+        self._host, self._driver, self._metadata = host, driver, metadata
+        self._kind = spec.claim_kind(driver)
+        begin, end = spec.claim_file(driver, "*").name.split("*")
+        self._name = re.compile(f"{re.escape(begin)}({UID.pattern}){re.escape(end)}")
+
+    def metadata(self, uid: str, request: str) -> HostPath:
+        """Where the metadata of a request lies, for a mount."""
+        return HostPath(str(self._metadata / uid / f"{request}.json"))
+
+    def write(self, uid: str, devices: Mapping[str, ContainerEdits], metadata: Mapping[str, bytes]) -> None:
+        """Have the specification of a claim say this of its devices, by their names; of none, there is no specification.
+
+        `metadata` is what containers can read, by request.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        for request, said in metadata.items():
+            _have(self._metadata / uid / f"{request}.json", said)
+        found = {name: resolved(self._host, spec.whole_edits(it)) for name, it in devices.items()}
+        path = self._host.local(spec.claim_file(self._driver, uid))
+        if not found:
+            self.remove(uid)
+            return
+        _have(path, spec.encode(self._kind, found))
+
+    def remove(self, uid: str) -> None:
+        """Remove the specification and the metadata of a claim, as far as there are any.
+
+        Raises:
+            OSError: they cannot be removed.
+        """
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self._metadata / uid)
+        path = self._host.local(spec.claim_file(self._driver, uid))
+        for it in (files.unfinished(path), path):
+            it.unlink(missing_ok=True)
+
+    def uids(self) -> frozenset[str]:
+        """The claims that have a specification.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        with suppress(FileNotFoundError):
+            found = self._host.local(spec.DIRECTORY).iterdir()
+            return frozenset(it[1] for path in found if (it := self._name.fullmatch(path.name)))
+        return frozenset()
+
+    def left(self) -> frozenset[str]:
+        """The claims that have a specification, or had one before a boot, which takes only that.
+
+        Raises:
+            OSError: a directory cannot be read.
+        """
+        with suppress(FileNotFoundError):
+            return self.uids() | {it.name for it in self._metadata.iterdir() if UID.fullmatch(it.name)}
+        return self.uids()
+
+    def name(self, device: str) -> str:
+        """What the runtime is told for a device of a specification."""
+        return f"{self._kind}={device}"
+
+
+def _have(path: Path, data: bytes) -> None:
+    """Write a file if it has anything else; an equal one stays: each change of a directory has runtimes read it again.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with suppress(OSError):
+        if files.read(path, _MOST_OF_CLAIM, follow=False) == data:
+            return
+    try:
+        files.replace(path, data, 0o644)
+    except FileNotFoundError:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        files.replace(path, data, 0o644)

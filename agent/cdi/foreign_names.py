@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from agent.cdi.names import DIRECTORY
+from agent.cdi.spec import DIRECTORY
 from agent.runtime import pacing
 from agent.runtime.errors import words
 from agent.runtime.problems import Problems, Trouble

@@ -1,5 +1,9 @@
 """Keeps the CDI specifications of all resources in step with the lists, and writes a name before a container is given it.
 
+A device's nodes and mounts are its own, and stand in its resource's specification. Environment, annotations and what a
+backend itself names by CDI are the whole request's (their values are joined from its devices), and stay in the answer. A
+request whose nodes and mounts are not those of its devices together is answered inline.
+
 An entry stays as long as a pod may have its name: a container that starts again is made from it. Only the agent that serves
 the node keeps them in step; an Allocate writes what it names by itself. What cannot be written is tried again, and reported
 once.
@@ -16,10 +20,13 @@ from typing import Any, Final
 
 import anyio
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
-from agent.cdi import names, spec
-from agent.cdi.answers import claimed, first_id, listed, named
+from agent.cdi import spec
 from agent.cdi.directory import CutOffError, Devices, Directory
+from agent.discovery import backend_answers
+from agent.discovery.backend_answers import ask
 from agent.discovery.sources.paths import Change, DirectoryWatch
 from agent.inventory.inventory import Inventory
 from agent.model import Slot
@@ -28,7 +35,7 @@ from agent.runtime.errors import words
 from agent.runtime.pacing import Doorbell
 from agent.runtime.problems import Problems, Trouble, Troubles
 from agent.runtime.workers import NoWorkerError, Workers, in_slices
-from backends.base import AllocationRefused, Backend, ContainerEdits, Grant, Host, Resource
+from backends.base import AllocationRefused, Backend, ContainerEdits, Device, Grant, Host, Resource
 
 WRITE_DEADLINE: Final = 10.0
 """Seconds that an Allocate waits for the disk; the kubelet's sync loop waits meanwhile (kubelet contract: A4)."""
@@ -36,6 +43,99 @@ RETRY: Final = 10.0
 """Seconds before what could not be written is tried again."""
 
 log = structlog.get_logger()
+
+
+# --- what of an answer goes by name; pure ---
+
+
+class Named(Struct, frozen=True):
+    """An answer that names devices of ours."""
+
+    edits: ContainerEdits
+    """What the kubelet is told."""
+    devices: Mapping[str, ContainerEdits]
+    """Name → what its specification must say before."""
+
+
+def named(
+    backend: Backend[Any], resource: Resource[Any], grants: Sequence[Grant], edits: ContainerEdits
+) -> Named | None:
+    """The answer for a resource with `edits = "cdi"` or `"both"`; None where nothing of it can go by CDI.
+
+    Raises:
+        Exception: whatever the backend raises.
+    """
+    if resource.spec.edits == "inline":
+        return None
+    devices = dict[str, ContainerEdits]()
+    for grant in grants:
+        if (found := _device(backend, resource, grant)) is None:
+            return None
+        devices[found[0]] = found[1]
+    together = {(*it.nodes, *it.mounts) for it in devices.values()}
+    if {one for it in together for one in it} != {*edits.nodes, *edits.mounts}:
+        return None
+    if not (devices := {name: it for name, it in devices.items() if it.nodes or it.mounts}):
+        return None
+    every = tuple(spec.qualified(resource.name, name) for name in devices)
+    told = replace(
+        edits,
+        annotations={**edits.annotations, spec.annotation(resource.name): ",".join(every)},
+        cdi_devices=(*edits.cdi_devices, *every),
+    )
+    return Named(replace(told, nodes=(), mounts=()) if resource.spec.edits == "cdi" else told, devices)
+
+
+def listed(backend: Backend[Any], resource: Resource[Any], device: Device) -> tuple[str, ContainerEdits] | None:
+    """What a device is in its resource's specification, by its first ID; None where only a claim can tell.
+
+    Raises:
+        Exception: whatever the backend raises.
+    """
+    first = first_id(backend, resource, device)
+    found = _alone(backend, resource, Grant(first, device))
+    return None if found is None or not (found.nodes or found.mounts) else (spec.device(first), found)
+
+
+def claimed(
+    backend: Backend[Any], resource: Resource[Any], grant: Grant, device: tuple[str, ContainerEdits] | None
+) -> tuple[str, ContainerEdits] | None:
+    """What a pod's ID is in its resource's specification; None where it goes by its device's first ID, which `device` is.
+
+    Raises:
+        Exception: whatever the backend raises.
+    """
+    own = _alone(backend, resource, grant)
+    if own is None or not (own.nodes or own.mounts) or (device is not None and device[1] == own):
+        return None
+    return spec.device(grant.id), own
+
+
+def first_id(backend: Backend[Any], resource: Resource[Any], device: Device) -> str:
+    """The ID that names a device, however many it has."""
+    return ask(lambda: backend_answers.ids(backend.ids(resource, device)))[0]
+
+
+def _device(backend: Backend[Any], resource: Resource[Any], grant: Grant) -> tuple[str, ContainerEdits] | None:
+    """The name of a grant, and its edits: that of the device, unless its IDs bring different edits."""
+    own = _alone(backend, resource, grant)
+    if own is None:
+        return None
+    first = first_id(backend, resource, grant.device)
+    shared = grant.id == first or _alone(backend, resource, Grant(first, grant.device)) == own
+    return spec.device(first if shared else grant.id), own
+
+
+def _alone(backend: Backend[Any], resource: Resource[Any], grant: Grant) -> ContainerEdits | None:
+    """The nodes and mounts of one grant; None if it would be refused."""
+    try:
+        found = ask(lambda: backend_answers.edits(backend.edits(resource, [grant])))
+    except AllocationRefused:
+        return None
+    return ContainerEdits(found.nodes, found.mounts)
+
+
+# --- in step with the lists ---
 
 
 class Specifications:
@@ -54,7 +154,7 @@ class Specifications:
         self._inventory, self._backends = inventory, backends
         self._problems = problems
         self._watch = DirectoryWatch(self._removed, lambda: self.changed(self._written), problems=problems)
-        self._watch.watch(frozenset({host.local(names.DIRECTORY)}))
+        self._watch.watch(frozenset({host.local(spec.DIRECTORY)}))
         self._troubles = Troubles(self._trouble)
         self._written: set[str] = set()  # resources that have a specification
         self._stale: set[str] = set()
@@ -89,7 +189,7 @@ class Specifications:
             if resource.spec.edits == "both":
                 return edits
             raise AllocationRefused(
-                f"{names.file(resource.name)}, by which the container runtime knows "
+                f"{spec.file(resource.name)}, by which the container runtime knows "
                 f"{', '.join(grant.id for grant in grants)} of {resource.name}, cannot be written: {why}. Ask this node's "
                 'administrator to let Fairlead write there, or to set edits = "inline".'
             ) from error
@@ -125,9 +225,7 @@ class Specifications:
     def _removed(self, path: Path, change: Change) -> None:
         """Write specifications again that somebody removed."""
         if change is Change.REMOVED:
-            gone = [
-                it for it in self._written if self._host.local(names.file(it)) in (path, path / names.file(it).name)
-            ]
+            gone = [it for it in self._written if self._host.local(spec.file(it)) in (path, path / spec.file(it).name)]
             self.changed(gone)
 
     async def _try(self, name: str) -> None:
@@ -179,7 +277,7 @@ class Specifications:
                 return lambda _: True
             if (first := firsts.get(id(slot.device))) is None:
                 first = firsts[id(slot.device)] = first_id(self._backends[resource.spec.backend], resource, slot.device)
-            theirs |= {names.device(device_id), names.device(first)}
+            theirs |= {spec.device(device_id), spec.device(first)}
         return theirs.__contains__
 
     # --- the disk ---
@@ -204,7 +302,7 @@ class Specifications:
         return why
 
     def _trouble(self, name: str) -> Trouble:
-        what = f"{names.file(name)}, which tells container runtimes of {name}, is not written"
+        what = f"{spec.file(name)}, which tells container runtimes of {name}, is not written"
         return self._problems.trouble("cdi", what, "cdi-not-written", "cdi-written", resource=name, then="trying again")
 
 

@@ -20,7 +20,7 @@ def cdi(action: str, config: Path | None, as_json: bool) -> None:  # noqa: ARG00
     A daemon that ends leaves them, because pods outlive it: a container that is created again is made from them. Nothing
     else is removed. With --json it prints {"removed": [FILE]}.
     """
-    from agent.cdi import names
+    from agent.cdi import spec
     from agent.cdi.directory import Directory
     from agent.config import load
     from agent.kubelet.lock import holder
@@ -33,7 +33,7 @@ def cdi(action: str, config: Path | None, as_json: bool) -> None:  # noqa: ARG00
             if pid := holder(loaded.agent.plugin_dir / SOCKET_DIRECTORY / "lock"):
                 raise FairleadError(f"process {pid} serves this node and would write them again; end it first")
         directory = Directory(loaded.host, loaded.agent.state_dir)
-        removed = [names.file(it).text for it in sorted(directory.recorded()) if directory.remove(it)]
+        removed = [spec.file(it).text for it in sorted(directory.recorded()) if directory.remove(it)]
     except OSError as error:
         raise FairleadError(f"the specifications cannot be removed: {words(error)}") from error
     if as_json:

@@ -304,12 +304,12 @@ def _edits(backend: Backend[Any], resource: Resource[Any], grant: Grant) -> tupl
 
 def _by_cdi(backend: Backend[Any], resource: Resource[Any], grant: Grant, edits: ContainerEdits) -> views.Gift:
     """The same by CDI names, with the nodes and mounts that the container runtime then makes."""
-    from agent.cdi import answers, names  # noqa: PLC0415  # which most nodes can do without
+    from agent.cdi import spec, specifications  # noqa: PLC0415  # which most nodes can do without
 
-    if (found := answers.named(backend, resource, [grant], edits)) is None:
+    if (found := specifications.named(backend, resource, [grant], edits)) is None:
         return _wrapped(edits)
     told = replace(found.edits, nodes=edits.nodes, mounts=edits.mounts)
-    return _wrapped(told, names.file(resource.name).text if resource.spec.edits == "cdi" else "")
+    return _wrapped(told, spec.file(resource.name).text if resource.spec.edits == "cdi" else "")
 
 
 def _wrapped(edits: ContainerEdits, cdi_spec: str = "") -> views.Gift:

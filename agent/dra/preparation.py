@@ -20,7 +20,7 @@ import anyio
 import structlog
 from msgspec import Struct
 
-from agent.cdi.claim_files import UID, ClaimFiles
+from agent.cdi.directory import UID, ClaimFiles
 from agent.cdi.on_demand import Cdi
 from agent.claims.ledger import Ledger, names_of
 from agent.discovery.sources.base import boot_id

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.cdi import names, spec
-from agent.cdi.answers import named
+from agent.cdi import spec
+from agent.cdi.specifications import named
 from backends import registry
 from backends.base import Backend, ContainerEdits, Discovery, Grant, Resource
 from backends.interface.attributes import mistake
@@ -68,9 +68,9 @@ def _compare(backend: Backend[Any], resource: Resource[Any], grants: Sequence[Gr
         assert (inline.nodes, inline.mounts) == ((), ())  # all that is built in can go by CDI
         return
     assert (found.edits.env, found.edits.nodes, found.edits.mounts) == (inline.env, (), ())
-    written = spec.encode(names.kind(resource.name), {name: spec.edits(it) for name, it in found.devices.items()})
+    written = spec.encode(spec.kind(resource.name), {name: spec.edits(it) for name, it in found.devices.items()})
     ours = [name for name in found.edits.cdi_devices if name not in inline.cdi_devices]
-    assert found.edits.annotations == {**inline.annotations, names.annotation(resource.name): ",".join(ours)}
+    assert found.edits.annotations == {**inline.annotations, spec.annotation(resource.name): ",".join(ours)}
     nodes, mounts = container([written], ours)
     assert nodes == {it.container_path: (it.path.text, it.permissions) for it in inline.nodes}
     assert mounts == {it.container_path: (it.path.text, it.read_only) for it in inline.mounts}

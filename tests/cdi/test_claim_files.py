@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cdi.claim_files import ClaimFiles
+from agent.cdi.directory import ClaimFiles
 from backends.base import ContainerEdits, HostPath, Mount, Node
 from tests.backends.trees import planted_host
 from tests.cdi.runtime import checked, specs

@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from agent.cdi import names, spec
+from agent.cdi import spec
 from agent.cdi.directory import Devices, Directory
 from backends.base import ContainerEdits, Host, HostPath, Mount, Node
 from tests.backends.crashes import Crash, Fuse
@@ -76,7 +76,7 @@ class Disk(RuleBasedStateMachine):
         steps=st.sampled_from([None, *range(30)]),
     )
     def write(self, resource: str, ids: set[str], major: int, steps: int | None) -> None:
-        wanted = {names.device(one): node(f"/dev/{major}") for one in ids}
+        wanted = {spec.device(one): node(f"/dev/{major}") for one in ids}
         self._do(resource, wanted, steps, lambda it: it.update(resource, lambda _: wanted))
 
     @rule(resource=st.sampled_from([GPU, NIC]), steps=st.sampled_from([None, *range(20)]))
@@ -95,16 +95,16 @@ class Disk(RuleBasedStateMachine):
 
     def _said(self, resource: str) -> Devices:
         """What is on disk now, which is one of what it may be."""
-        path = self.host.local(names.file(resource))
+        path = self.host.local(spec.file(resource))
         data = path.read_bytes() if path.exists() else b""
-        said = [it for it in self.may_say[resource] if data == (spec.encode(names.kind(resource), it) if it else b"")]
+        said = [it for it in self.may_say[resource] if data == (spec.encode(spec.kind(resource), it) if it else b"")]
         assert said, f"half of a specification: {data!r}"
         return said[0]
 
     @invariant()
     def a_runtime_reads_whole_files_only_and_each_of_ours_is_known_to_be_ours(self) -> None:
         there = {path.name: path.read_bytes() for path in (self.root / "run/cdi").glob("*.json")}
-        ours = {names.file(one).name: one for one in (GPU, NIC)}
+        ours = {spec.file(one).name: one for one in (GPU, NIC)}
         for name in there.keys() - OTHERS.keys():
             checked(there[name])
             assert ours[name] in self.directory.recorded()
@@ -126,7 +126,7 @@ test_whenever_we_are_killed_specifications_are_whole_and_known_to_be_ours = Disk
 
 
 def test_a_file_of_somebody_else_under_our_name_is_left_alone_and_named(tmp_path: Path) -> None:
-    path = planted_host(tmp_path, "run/cdi/fairlead_nvidia.com_gpu.json = {}").local(names.file(GPU))
+    path = planted_host(tmp_path, "run/cdi/fairlead_nvidia.com_gpu.json = {}").local(spec.file(GPU))
     directory = Directory(Host.below(tmp_path), tmp_path)
     with pytest.raises(FileExistsError, match="It is not Fairlead's; move it away"):
         directory.update(GPU, lambda _: {"a": node("/dev/a")})

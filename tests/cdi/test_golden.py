@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agent.cdi import names, spec
-from agent.cdi.answers import named
+from agent.cdi import spec
+from agent.cdi.specifications import named
 from backends.base import Backend, ContainerEdits, Device, Grant, Resource
 from tests.backends.chardev.chardevs import chardev, configured
 from tests.backends.gpu.gpus import backend, devices, resource
@@ -29,7 +29,7 @@ def written(
     told = named(found, wanted, grants, found.edits(wanted, grants))
     assert told is not None
     return told.edits, checked(
-        spec.encode(names.kind(wanted.name), {name: spec.edits(it) for name, it in told.devices.items()})
+        spec.encode(spec.kind(wanted.name), {name: spec.edits(it) for name, it in told.devices.items()})
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cdi import names
+from agent.cdi import spec
 from agent.config.templates import name_problem
 from tests.cdi.runtime import SCHEMA
 
@@ -23,24 +23,24 @@ IDS = st.text(st.one_of(st.sampled_from("a0_-/.:z2f"), st.characters(codec="utf-
 @given(RESOURCES, RESOURCES)
 def test_every_resource_has_a_kind_and_a_file_of_its_own(one: str, other: str) -> None:
     assert name_problem(one) is None
-    assert KIND.fullmatch(names.kind(one))
-    assert len(names.kind(one).partition("/")[2]) > 1
-    assert re.fullmatch(r"/run/cdi/fairlead_[a-z0-9.-]+_[A-Za-z0-9_-]+\.json", names.file(one).text)
+    assert KIND.fullmatch(spec.kind(one))
+    assert len(spec.kind(one).partition("/")[2]) > 1
+    assert re.fullmatch(r"/run/cdi/fairlead_[a-z0-9.-]+_[A-Za-z0-9_-]+\.json", spec.file(one).text)
     if one != other:
-        assert names.kind(one) != names.kind(other)
-        assert names.file(one) != names.file(other)
-        assert names.annotation(one) != names.annotation(other)
+        assert spec.kind(one) != spec.kind(other)
+        assert spec.file(one) != spec.file(other)
+        assert spec.annotation(one) != spec.annotation(other)
 
 
 def test_a_resource_of_one_letter_does_not_end_the_container_runtime() -> None:
-    assert names.kind("example.com/x") == "fairlead.example.com/x_zz"
+    assert spec.kind("example.com/x") == "fairlead.example.com/x_zz"
 
 
 @given(IDS, IDS)
 def test_every_id_has_a_name_of_its_own(one: str, other: str) -> None:
-    assert NAME.fullmatch(names.device(one))
-    assert (names.device(one) == names.device(other)) == (one == other)
-    assert read_back(names.device(one)) == one
+    assert NAME.fullmatch(spec.device(one))
+    assert (spec.device(one) == spec.device(other)) == (one == other)
+    assert read_back(spec.device(one)) == one
 
 
 def read_back(name: str) -> str:
@@ -70,11 +70,11 @@ def read_back(name: str) -> str:
     ],
 )
 def test_names_look_like_their_ids(device_id: str, name: str) -> None:
-    assert names.device(device_id) == name
+    assert spec.device(device_id) == name
 
 
 def test_kinds_look_like_their_resources() -> None:
-    assert names.kind("nvidia.com/mig-1g.5gb") == "fairlead.nvidia.com/mig-1g_2e_5gb"
-    assert names.file("nvidia.com/gpu").text == "/run/cdi/fairlead_nvidia.com_gpu.json"
-    assert names.annotation("nvidia.com/gpu").startswith("cdi.k8s.io/fairlead_")
-    assert len(names.annotation("nvidia.com/gpu").partition("/")[2]) <= 63
+    assert spec.kind("nvidia.com/mig-1g.5gb") == "fairlead.nvidia.com/mig-1g_2e_5gb"
+    assert spec.file("nvidia.com/gpu").text == "/run/cdi/fairlead_nvidia.com_gpu.json"
+    assert spec.annotation("nvidia.com/gpu").startswith("cdi.k8s.io/fairlead_")
+    assert len(spec.annotation("nvidia.com/gpu").partition("/")[2]) <= 63

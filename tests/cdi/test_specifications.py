@@ -14,7 +14,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
-from agent.cdi import names
+from agent.cdi import spec
 from agent.cdi.directory import Directory
 from agent.cdi.on_demand import Cdi
 from agent.hardware.jobs import Jobs
@@ -129,7 +129,7 @@ async def test_a_container_has_the_same_inline_by_cdi_and_both_ways(tmp_path: Pa
     assert names_given == {"inline": [], "cdi": every, "both": every}
     assert {edits: len(answer.devices) for edits, answer in told.items()} == {"inline": 2, "cdi": 0, "both": 2}
     # kubelets before 1.28 know no other way
-    assert [*told["cdi"].annotations.items()] == [(names.annotation(PORT), ",".join(every))]
+    assert [*told["cdi"].annotations.items()] == [(spec.annotation(PORT), ",".join(every))]
     assert not list((tmp_path / "inline/run").iterdir())
 
 

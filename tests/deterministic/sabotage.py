@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from agent.cdi.claim_files import ClaimFiles
+from agent.cdi.directory import ClaimFiles
 from agent.dra.publisher import Publisher as SlicePublisher
 from agent.inventory.inventory import Inventory
 from agent.inventory.lists import Listing

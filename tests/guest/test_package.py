@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from agent import __version__
-from agent.cdi import names
+from agent.cdi import spec
 from tests.e2e.forkserver import REPOSITORY
 from tests.guest.guest import Guest, guest
 from tests.guest.machine import Accelerator
@@ -167,7 +167,7 @@ async def is_removed(guest: Guest, kubelet: Node) -> None:
     await dpkg(guest, "--remove", "fairlead")
     await kubelet.log.says(since, change="disconnected", resource=NULL)
     await guest.run("! systemctl cat fairlead")
-    await guest.run(f"[ -f {names.file(NULL)} ] && [ -f {CONFIG} ] && [ -f /var/lib/fairlead/state.json ]")
+    await guest.run(f"[ -f {spec.file(NULL)} ] && [ -f {CONFIG} ] && [ -f /var/lib/fairlead/state.json ]")
 
 
 async def is_purged(guest: Guest) -> None:
@@ -176,7 +176,7 @@ async def is_purged(guest: Guest) -> None:
     While another Fairlead has the node, all that it needs stays.
     """
     await guest.run(f"flock --exclusive {SOCKETS}/lock /var/lib/dpkg/info/fairlead.postrm purge")
-    await guest.run(f"[ -f {names.file(NULL)} ] && [ -d {SOCKETS} ] && [ -f /var/lib/fairlead/state.json ]")
+    await guest.run(f"[ -f {spec.file(NULL)} ] && [ -d {SOCKETS} ] && [ -f /var/lib/fairlead/state.json ]")
     await dpkg(guest, "--purge", "fairlead")
     assert await guest.run("xargs ls -d < /tmp/files 2> /dev/null || true") == ""
     await guest.run("! getent group fairlead")

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from agent.cdi.names import DIRECTORY
+from agent.cdi.spec import DIRECTORY
 from agent.console.doctor.findings import Finding, Level, Patient, failure, fine, warning
 from agent.discovery.sources import kmsg
 from agent.runtime.errors import some
