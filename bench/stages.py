@@ -66,8 +66,8 @@ def wrap(module, name, label):
         marks.append((label, time.perf_counter()))
         return function(*arguments, **more)
     setattr(owner, last, wrapped)
-from agent.runtime import garbage, logs
-garbage.put_off()
+from agent.runtime import logs, process
+process.put_off_collecting()
 import agent.cli.run
 for it in WRAPPED:
     wrap(*it)
@@ -97,8 +97,8 @@ def counted(name, *arguments, **more):
         if stack:
             stack[-1] += grown
 builtins.__import__ = counted
-from agent.runtime import garbage, logs
-garbage.put_off()
+from agent.runtime import logs, process
+process.put_off_collecting()
 import agent.cli.run, agent.daemon.supervisor, agent.config, backends.chardev
 for name, size in sorted(found.items(), key=lambda it: -it[1])[:25]:
     print(f"{size / 1024:8.2f} MB  {name}")

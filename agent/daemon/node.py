@@ -21,10 +21,10 @@ from agent.daemon.state_keeper import StateKeeper
 from agent.discovery.discoverer import Discoverer
 from agent.discovery.reading import Changes
 from agent.discovery.sources.base import boot_id
-from agent.hardware.queue import HardwareQueue
+from agent.hardware.adoption import Resumer
+from agent.hardware.jobs import HardwareQueue
 from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser
-from agent.hardware.resumption import Resumer
 from agent.health import HealthBook
 from agent.health.causes import Latch
 from agent.health.drains import moment

@@ -41,7 +41,7 @@ from agent.kubelet.allocation import Allocator, Preferences
 from agent.kubelet.prestart import Starter
 from agent.kubelet.rivals import LostResources
 from agent.kubernetes.runner import KubernetesParts
-from agent.placement.admission import Admission
+from agent.placement.choice import Admission
 from agent.runtime import process
 from agent.runtime.counts import Counts
 from agent.runtime.pacing import SYSTEM, Clock

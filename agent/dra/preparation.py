@@ -28,7 +28,7 @@ from agent.dra import claims
 from agent.dra.claims import AGAIN, Allocated, Candidate, Given, grouped
 from agent.dra.names import pool_name
 from agent.dra.slices import Named, Offer, entries
-from agent.hardware.queue import HardwareQueue
+from agent.hardware.jobs import HardwareQueue
 from agent.inventory.decision import is_meant_for_one, is_same
 from agent.inventory.inventory import Inventory
 from agent.inventory.selection import Found

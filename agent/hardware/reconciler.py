@@ -17,7 +17,7 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec import Struct, field
 
-from agent.hardware.queue import HangsError, HardwareQueue
+from agent.hardware.jobs import HangsError, HardwareQueue
 from agent.runtime.errors import words
 from agent.runtime.pacing import Backoff, Doorbell
 from agent.runtime.problems import Problems, Trouble

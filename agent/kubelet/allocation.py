@@ -26,9 +26,8 @@ from agent.inventory.inventory import Inventory
 from agent.kubelet import wire
 from agent.kubelet.wire import PreferredRequest
 from agent.model import Held, Slot, SlotKey
-from agent.placement.admission import Admission
 from agent.placement.affinity import Company
-from agent.placement.choice import choose
+from agent.placement.choice import Admission, choose
 from agent.runtime.errors import brief
 from agent.runtime.workers import in_slices
 from backends.base import AllocationRefused, Backend, ContainerEdits, Device, Grant, Resource

@@ -15,12 +15,10 @@ import anyio
 
 from agent.config.model import KubernetesConfig
 from agent.inventory.shortfall import Missing, Shortfall
-from agent.kubernetes import notices
+from agent.kubernetes import events
 from agent.kubernetes.api import STRATEGIC, Api, ApiError
-from agent.kubernetes.condition import ConditionKeeper
-from agent.kubernetes.drain_annotation import Devices, DrainAnnotation
-from agent.kubernetes.event_sender import EventSender
-from agent.kubernetes.notices import Notice, Subject
+from agent.kubernetes.events import EventSender, Notice, Subject
+from agent.kubernetes.own_node import ConditionKeeper, Devices, DrainAnnotation
 from agent.model import Transition
 from agent.runtime.pacing import SYSTEM, Clock
 from agent.runtime.problems import Problems
@@ -47,7 +45,7 @@ class KubernetesParts:
     ) -> None:
         """`node` is the Node's name."""
         self._config, self._problems, self._clock = config, problems, clock.now
-        self._node = notices.node(node)
+        self._node = events.about_node(node)
         self._scope: anyio.CancelScope | None = None
         self._workers = Workers("kubernetes", limit=_THREADS)
         self._away = problems.trouble(
@@ -85,17 +83,17 @@ class KubernetesParts:
         self, resource: str, changes: Sequence[Transition], more: int, held: Iterable[tuple[Subject, Transition]]
     ) -> None:
         """Devices of a resource changed: these, and `more` others; `held` are those that pods hold, with the pod."""
-        told = [notices.changed(self._node, it) for it in changes]
+        told = [events.changed(self._node, it) for it in changes]
         if more > 0:
-            told.append(notices.many(self._node, resource, more))
-        self._tell([*told, *(notices.changed(pod, it) for pod, it in held)])
+            told.append(events.many(self._node, resource, more))
+        self._tell([*told, *(events.changed(pod, it) for pod, it in held)])
 
     def missing(self, begun: Iterable[Missing], more: Mapping[str, int], ended: Iterable[Missing]) -> None:
         """Devices are not offered any more, `more` by resource beside these; or are again."""
         self._condition.changed()
-        told = [notices.not_offered(self._node, it) for it in begun]
-        told += [notices.many(self._node, resource, count) for resource, count in more.items()]
-        self._tell([*told, *(notices.offered_again(self._node, it) for it in ended)])
+        told = [events.not_offered(self._node, it) for it in begun]
+        told += [events.many(self._node, resource, count) for resource, count in more.items()]
+        self._tell([*told, *(events.offered_again(self._node, it) for it in ended)])
 
     def _tell(self, those: Sequence[Notice]) -> None:
         if self.tells_events and those:
@@ -152,7 +150,7 @@ async def excess_rights(config: KubernetesConfig, node: str) -> tuple[str, ...]:
         FairleadError: this is no pod, or the API server does not answer.
     """
     about = Subject("Namespace", "default", "", "default")
-    event = notices.event(notices.omitted(about, 1), "fairlead-doctor", 0.0, 0.0, 1, node)
+    event = events.event(events.omitted(about, 1), "fairlead-doctor", 0.0, 0.0, 1, node)
     label = {"metadata": {"labels": {"fairlead.dev/doctor": ""}}}
     asked = (
         (config.events, "Events about any object", "POST", "namespaces/default/events", event),

@@ -7,7 +7,7 @@ only among choices that are equal in all before it:
 2. **Sharing**, where a device has several IDs (`replicas`). `spread`: as few pairs of IDs of one device as can be; then the
    free IDs that are left as even as can be (the least sum of squares). `pack`: these as uneven as can be.
 3. **Links** (NVLink, XGMI), where the container has other resources: without them they count within 5.
-4. **Company**: how many devices have a device of the container's other resources near them that is their own (`admission`),
+4. **Company**: how many devices have a device of the container's other resources near them that is their own (`Admission`),
    the nearest first. A device whose container has none yet should be near those that are free and are often asked for with it.
 5. **Affinity**: the sum over all pairs of what they are worth to each other (`affinity`).
 6. **The rest**: as little affinity as can be is cut between what is chosen and what stays free. The smallest group that is
@@ -15,24 +15,38 @@ only among choices that are equal in all before it:
 7. **Beside others**: as much affinity as can be to what is not free; a group that is in use already is broken, not a whole one.
 
 Ties are broken by the devices' order on the bus.
+
+A kubelet asks for one resource of one container at a time and names neither pod nor container. But it admits one
+container after the other, asks for each of its resources once, in any order, without doing anything else in between, and
+writes its checkpoint when it has all of them (`ManagerImpl.allocateContainerResources`). So what is asked for goes with
+what was given just before, unless its resource was among that, or the checkpoint was written since (`Admission`).
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Final
 
 from msgspec import Struct
 
 from agent.model import Slot, State
-from agent.placement.affinity import SAME, Company, Quota, Topology, survey
-from agent.placement.clusters import clusters
+from agent.placement.affinity import SAME, Company, Quota, Topology, clusters, survey
 from agent.placement.subsets import Member, best
-from backends.base import Link, Placement
+from backends.base import Device, Link, Placement
 
 _RANKS: Final = {State.HEALTHY: 0, State.DEGRADED: 1, State.UNHEALTHY: 2}
 _UNKNOWN: Final = 3
+
+LONGEST: Final = 1.0
+"""Seconds between an answer and the kubelet's next question about the same container, which takes it some ms.
+
+A container that it gives up between two resources ends without a checkpoint: the time ends it.
+"""
+
+Given = Mapping[str, Sequence[Device]]
+"""What a container has, by resource."""
 
 
 def choose(
@@ -214,3 +228,36 @@ class _Worth(Struct, frozen=True):
 def _above_least(numbers: Sequence[int]) -> list[int]:
     least = min(numbers)
     return [number - least for number in numbers]
+
+
+# --- the container under way ---
+
+
+class Admission:
+    """The container under way."""
+
+    def __init__(
+        self, written: Callable[[], object | None] = lambda: None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`written` tells one writing of the kubelet's checkpoint from another; None: each question stands alone."""
+        self._written = written
+        self._clock = clock
+        self._given: Given = {}
+        self._version: object | None = None
+        self._at = 0.0
+
+    def so_far(self, resource: str) -> Given:
+        """What the container that asks for this resource has of others; nothing where it may be another container."""
+        given = self._given
+        if not given or resource in given or self._version is None or self._clock() - self._at > LONGEST:
+            return {}
+        return given if self._written() == self._version else {}
+
+    def take(self, resource: str) -> Given:
+        """The same, and forget it: it is over unless the container gets what it asks for, and `given` is told."""
+        found, self._given = self.so_far(resource), {}
+        return found
+
+    def given(self, devices: Given) -> None:
+        """The container under way has all this by now."""
+        self._given, self._version, self._at = devices, self._written(), self._clock()

@@ -17,7 +17,7 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from agent.placement.clusters import Group, Part
+from agent.placement.affinity import Group, Part
 
 
 class Member(Struct, frozen=True):

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from agent.cdi import spec
 from agent.cdi.directory import Directory
 from agent.cdi.on_demand import Cdi
-from agent.hardware.jobs import Jobs
-from agent.hardware.queue import HardwareQueue
+from agent.hardware.jobs import HardwareQueue, Jobs
 from agent.inventory.inventory import Inventory
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.api.v1beta1 import AllocateResponse, ContainerAllocateResponse

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.error import HTTPError
 
-from agent.kubernetes import notices
+from agent.kubernetes import events
 from agent.kubernetes.api import STRATEGIC
-from agent.kubernetes.condition import TYPE
+from agent.kubernetes.own_node import TYPE
 
 MERGE, PATCHES, APPLY = "application/merge-patch+json", "application/json-patch+json", "application/apply-patch+yaml"
 NEW = "application/json"  # is posted, not patched
@@ -68,18 +68,18 @@ class Server:
 
 def condition(message: str = "every device can be given to pods", **more: str) -> Object:
     """One of a node's."""
-    now = notices.timestamp(time.time())
+    now = events.timestamp(time.time())
     times = {"lastHeartbeatTime": now, "lastTransitionTime": now}
     return {"type": TYPE, "status": "True", "reason": "DevicesHealthy", "message": message, **times, **more}
 
 
 def event(node: str, namespace: str = "default", **more: Any) -> Object:
     """An Event as the agent writes it, about the node; `more` is written over it."""
-    pod = notices.Subject("Pod", "some-pod", "", namespace)
-    about = notices.node(node) if namespace == "default" else pod
-    notice = notices.Notice(about, "DeviceUnhealthy", "gpu0", "a trial", is_warning=True)
+    pod = events.Subject("Pod", "some-pod", "", namespace)
+    about = events.about_node(node) if namespace == "default" else pod
+    notice = events.Notice(about, "DeviceUnhealthy", "gpu0", "a trial", is_warning=True)
     now = time.time()
-    return notices.event(notice, f"{about.name}.{int(now * 1e9):x}", now, now, 1, node) | more
+    return events.event(notice, f"{about.name}.{int(now * 1e9):x}", now, now, 1, node) | more
 
 
 def ours(node: str) -> Iterator[Attack]:
@@ -95,7 +95,7 @@ def ours(node: str) -> Iterator[Attack]:
     yield "its condition, 1100 characters", status, {"status": {"conditions": [condition("ä" * 1100)]}}, STRATEGIC
     yield "an event about the node", "/api/v1/namespaces/default/events", event(node), NEW
     yield "an event about a pod", "/api/v1/namespaces/kube-system/events", event(node, "kube-system"), NEW
-    again = {"message": "again", "lastTimestamp": notices.timestamp(time.time()), "count": 2}
+    again = {"message": "again", "lastTimestamp": events.timestamp(time.time()), "count": 2}
     yield "its event once more", f"/api/v1/namespaces/default/events/{OWN}", again, STRATEGIC
 
 
@@ -140,7 +140,7 @@ def status(node: Object) -> Iterator[tuple[str, Object]]:
     yield "its configuration", {"config": {"error": "trial"}}
 
 
-def events(node: str, other: str) -> Iterator[tuple[str, Object]]:
+def refused_events(node: str, other: str) -> Iterator[tuple[str, Object]]:
     """What an Event may not say."""
     yield "from another node", event(node, source={"component": "fairlead", "host": other})
     yield "from the kubelet", event(node, source={"component": "kubelet", "host": node})
@@ -186,7 +186,7 @@ def attacks(node: Object, other: str) -> Iterator[Attack]:
     for what, part in status(node):
         yield what, where, {"status": part}, STRATEGIC
     yield "the node itself", where.removesuffix("/status"), {"spec": {"unschedulable": True}}, MERGE
-    for what, it in events(name, other):
+    for what, it in refused_events(name, other):
         yield f"an event {what}", "/api/v1/namespaces/default/events", it, NEW
     yield (
         "an event of its own given away",

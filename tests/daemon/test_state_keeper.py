@@ -12,7 +12,7 @@ from agent.claims.ledger import Ledger
 from agent.daemon import state_file, state_keeper
 from agent.daemon.state_file import Kept, StateFile
 from agent.daemon.state_keeper import StateKeeper
-from agent.hardware.queue import HardwareQueue
+from agent.hardware.jobs import HardwareQueue
 from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser
 from agent.health import HealthBook

@@ -10,8 +10,8 @@ import pytest
 
 from agent.dra.slices import Wanted, Write, body
 from agent.inventory.shortfall import Missing
-from agent.kubernetes import notices
-from agent.kubernetes.condition import TYPE, condition
+from agent.kubernetes import events
+from agent.kubernetes.own_node import TYPE, condition
 from tests.deploy.manifests import REPOSITORY, built, run
 from tests.fakes import device
 from tests.needs import skip_without
@@ -147,7 +147,7 @@ def test_an_event_is_written_as_the_agent_does_about_its_node_or_a_pod(beneath: 
     assert (rule["resources"], rule["operations"]) == (["events"], ["CREATE", "UPDATE"])
     assert "[dyn(oldObject), dyn(object)]" in spec["variables"][1]["expression"]
     written, about = (it["expression"] for it in spec["validations"])
-    event = notices.event(notices.unknown_drain(notices.node("n"), "gpu0", "…"), "e", 0, 0, 1, "n")
+    event = events.event(events.unknown_drain(events.about_node("n"), "gpu0", "…"), "e", 0, 0, 1, "n")
     assert event["source"] == {"component": "fairlead", "host": "n"}
     assert "it.source.component == 'fairlead' && it.source.host == variables.node" in written
     assert (event["reportingComponent"], event["reportingInstance"]) == ("fairlead", "n")

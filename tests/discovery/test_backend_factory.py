@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from agent.claims.ledger import Ledger
 from agent.discovery.backend_factory import make_backends
 from agent.discovery.discoverer import Discoverer
-from agent.hardware.queue import HardwareQueue
+from agent.hardware.jobs import HardwareQueue
 from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser
 from agent.model import Held

@@ -12,7 +12,7 @@ from agent.discovery.discoverer import THREADS
 from agent.discovery.reading import _RETRY_FIRST, _RETRY_MOST, UNIT_DEADLINE
 from agent.discovery.runner import SETTLE
 from agent.hardware import reconciler
-from agent.hardware.adoption import ADOPT_DEADLINE
+from agent.hardware.adoption import READY_DEADLINE
 from agent.hardware.releases import RELEASE_DEADLINE
 from agent.kubelet.allocation import CLAIM_DEADLINE
 from agent.kubelet.prestart import PRE_START_DEADLINE
@@ -55,7 +55,7 @@ def test_it_says_something_of_every_method() -> None:
 def test_its_times_are_those_in_force() -> None:
     rows = {row[0]: row[2] for line in PAGE.splitlines() if (row := [cell.strip() for cell in line.split("|")][1:])[2:]}
     assert {rows["`units`"], rows["`discover`, `probe` and `glance` of a unit"]} == {f"{UNIT_DEADLINE:g} s"}
-    assert rows["`adopt` of a device"] == f"{ADOPT_DEADLINE:g} s"
+    assert rows["`adopt` of a device"] == f"{READY_DEADLINE:g} s"
     assert rows["`claim`"] == f"{CLAIM_DEADLINE:g} s, with the look after it"
     assert rows["`prepare`"] == f"{PRE_START_DEADLINE:g} s, with the looks around it"
     assert rows["`release`"] == f"{RELEASE_DEADLINE:g} s"

@@ -16,8 +16,7 @@ from agent.claims.ledger import Ledger
 from agent.dra.driver import Driver, DriverConfig
 from agent.dra.names import pool_name
 from agent.dra.preparation import House
-from agent.hardware.jobs import Jobs
-from agent.hardware.queue import HardwareQueue
+from agent.hardware.jobs import HardwareQueue, Jobs
 from agent.inventory.inventory import Inventory
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.prestart import Starter

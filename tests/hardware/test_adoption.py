@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from agent.hardware import adoption, reconciler
 from agent.hardware.adoption import Adopter
-from agent.hardware.queue import HardwareQueue
+from agent.hardware.jobs import HardwareQueue
 from agent.hardware.reconciler import Reconciler
 from agent.inventory.inventory import Inventory
 from backends.base import Device, NotReady, Resource
@@ -174,7 +174,7 @@ async def test_one_that_hangs_holds_up_no_other_and_is_told(house: House) -> Non
             house.backend.do = lambda: True
             house.show(device("y", A))
             await until(lambda: house.looks == [(KIND, {"y"})])
-            pass_time(adoption.ADOPT_DEADLINE)
+            pass_time(adoption.READY_DEADLINE)
             await until(lambda: any(line["event"] == "not-adopted" for line in logs))
             go_on.set()
             await until(lambda: (KIND, {"x"}) in house.looks)

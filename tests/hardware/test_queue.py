@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies
 
-from agent.hardware.queue import LASTS, LINGERS, HardwareQueue
+from agent.hardware.jobs import LASTS, LINGERS, HardwareQueue
 from agent.runtime.workers import NoWorkerError, Workers
 from tests.wait import PATIENCE, limit, settled, until
 

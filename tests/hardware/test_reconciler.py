@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.hardware import reconciler
-from agent.hardware.queue import HardwareQueue
+from agent.hardware.jobs import HardwareQueue
 from agent.hardware.reconciler import Reconciler, Want
 from agent.runtime.workers import LIMIT, Workers
 from tests.background import running

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from agent.claims.ledger import Ledger
 from agent.hardware import reconciler
-from agent.hardware.queue import HardwareQueue
+from agent.hardware.jobs import HardwareQueue
 from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import RELEASE_DEADLINE, Releaser, _together
 from agent.model import Held

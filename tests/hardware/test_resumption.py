@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.claims.ledger import Ledger
-from agent.hardware import reconciler, resumption
-from agent.hardware.queue import HardwareQueue
+from agent.hardware import adoption, reconciler
+from agent.hardware.adoption import Resumer
+from agent.hardware.jobs import HardwareQueue
 from agent.hardware.reconciler import Reconciler
-from agent.hardware.resumption import Resumer
 from agent.inventory.inventory import Inventory
 from agent.model import SlotKey
 from backends.base import AllocationRefused, Device, Grant, Resource
@@ -204,7 +204,7 @@ async def test_one_that_hangs_is_told_and_holds_up_no_other(house: House, monkey
     with capture_logs() as logs:
         async with house.running():
             await until(lambda: {"y"} in house.looked)
-            pass_time(resumption.RESUME_DEADLINE)
+            pass_time(adoption.READY_DEADLINE)
             await until(lambda: any("not done within 60 s" in line.get("reason", "") for line in logs))
             go_on.set()
             await until(lambda: {"x"} in house.looked)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from agent.claims.ledger import Ledger
 from agent.hardware.adoption import Adopter, Discovery
-from agent.hardware.queue import HardwareQueue
+from agent.hardware.jobs import HardwareQueue
 from agent.hardware.reconciler import Reconciler
 from agent.inventory.inventory import Inventory
 from agent.model import Held

@@ -23,7 +23,7 @@ from agent.claims.ledger import Ledger
 from agent.daemon.state_file import StateFile
 from agent.daemon.state_keeper import StateKeeper
 from agent.discovery.reading import NOTHING, UnitState, changes_of, probe, read
-from agent.hardware.queue import HardwareQueue
+from agent.hardware.jobs import HardwareQueue
 from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser
 from agent.health import HealthBook

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from agent.discovery.discoverer import LookError
 from agent.hardware import jobs
-from agent.hardware.jobs import Jobs
-from agent.hardware.queue import HardwareQueue
+from agent.hardware.jobs import HardwareQueue, Jobs
 from agent.inventory.inventory import Inventory
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.api.v1beta1 import AllocateResponse

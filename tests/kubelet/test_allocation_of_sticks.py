@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.hardware.jobs import Jobs
-from agent.hardware.queue import HardwareQueue
+from agent.hardware.jobs import HardwareQueue, Jobs
 from agent.inventory.inventory import Inventory
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.api.v1beta1 import AllocateResponse

@@ -13,8 +13,7 @@ from structlog.testing import capture_logs
 
 from agent.claims.ledger import Ledger
 from agent.discovery.discoverer import LookError
-from agent.hardware.jobs import ROOMS, Jobs
-from agent.hardware.queue import HardwareQueue
+from agent.hardware.jobs import ROOMS, HardwareQueue, Jobs
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
 from agent.kubelet.prestart import PRE_START_DEADLINE, Starter

@@ -11,8 +11,8 @@ import pytest
 
 from agent.kubernetes.api import ApiError
 from agent.kubernetes.client import ApiClient
-from agent.kubernetes.drain_annotation import Devices, DrainAnnotation
 from agent.kubernetes.identity import Identity
+from agent.kubernetes.own_node import Devices, DrainAnnotation
 from agent.runtime.problems import Problems
 from agent.runtime.workers import Workers
 from tests.apiserver import NODE, TOKEN, ApiServer

@@ -8,7 +8,7 @@ import pytest
 from agent.health.judgement import DRAINED
 from agent.inventory.decision import HELD_AND_GONE
 from agent.inventory.shortfall import Missing
-from agent.kubernetes.condition import HEARTBEAT, TYPE, Condition, ConditionKeeper, Resources, condition
+from agent.kubernetes.own_node import HEARTBEAT, TYPE, Condition, ConditionKeeper, Resources, condition
 from agent.model import HEALTHY, Health, Slot, State
 from agent.runtime.problems import Problems
 from agent.runtime.workers import Workers

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from agent.kubernetes import connections
+from agent.kubernetes import client
 from agent.kubernetes.api import ApiError
-from agent.kubernetes.client import ApiClient
-from agent.kubernetes.connections import IDLE, MOST
+from agent.kubernetes.client import IDLE, MOST, ApiClient
 from agent.kubernetes.identity import Identity
 from agent.runtime.problems import Problems
 from agent.runtime.workers import Workers
@@ -252,7 +251,7 @@ async def test_an_answer_of_single_bytes_lets_others_have_their_turns() -> None:
         beside = asyncio.ensure_future(others())
         assert len(await api.call("GET", PATH)) == 20_002
         beside.cancel()
-    assert turns > 20_000 / connections._STEP
+    assert turns > 20_000 / client._STEP
 
 
 @pytest.mark.parametrize(

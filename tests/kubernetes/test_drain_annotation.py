@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.health.drains import Drain
-from agent.kubernetes.drain_annotation import MOST_NAMES, named_by, names, plan, reason
+from agent.kubernetes.own_node import MOST_NAMES, named_by, names, plan, reason
 
 NAME = st.text("abc0123456789:.-/_", min_size=1, max_size=12)
 HARDWARE = st.frozensets(st.sampled_from("abcdef"), min_size=1, max_size=2)

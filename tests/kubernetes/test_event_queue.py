@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kubernetes.event_sender import BURST, REFILL, WAITING, Bucket, EventQueue
-from agent.kubernetes.notices import Notice, Subject, node
+from agent.kubernetes.events import BURST, REFILL, WAITING, Bucket, EventQueue, Notice, Subject, about_node
 
-NODE = node("worker-1")
+NODE = about_node("worker-1")
 POD = Subject("Pod", "trainer", "u-1", "ml")
 
 

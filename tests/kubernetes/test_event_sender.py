@@ -7,13 +7,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agent.kubernetes.event_sender import BURST, REFILL, EventSender
-from agent.kubernetes.notices import Notice, Subject, node
+from agent.kubernetes.events import BURST, REFILL, EventSender, Notice, Subject, about_node
 from agent.runtime.problems import Problems
 from tests.kubernetes.fakes import FakeApi
 from tests.wait import pass_time, settled
 
-NODE = node("worker-1")
+NODE = about_node("worker-1")
 
 
 def notice(device: str, subject: Subject = NODE, message: str = "it failed") -> Notice:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.placement.admission import LONGEST, Admission
+from agent.placement.choice import LONGEST, Admission
 from backends.base import Device
 
 GPU, HCA, NIC = "a.b/gpu", "a.b/hca", "a.b/nic"

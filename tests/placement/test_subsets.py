@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.placement import subsets
-from agent.placement.affinity import SAME, survey
-from agent.placement.clusters import LINKED_MOST, Group, Part, Web, clusters
+from agent.placement.affinity import LINKED_MOST, SAME, Group, Part, Web, clusters, survey
 from agent.placement.subsets import EXACT, Member, Search, best
 from backends.base import Link
 from tests.placement.machines import MACHINES, Machine, Slots, all_linked, dgx1, dgx2, hgx_h100, l40s, mi250x

@@ -33,7 +33,7 @@ async def main():
         print(stream.extra(TLSAttribute.peer_certificate)["subject"][0][0][1])
 """,
     "the API server's client": """
-from agent.kubernetes.connections import Connections
+from agent.kubernetes.client import Connections
 async def main():
     async def answer(reader, writer):
         await reader.readuntil(b"\\r\\n\\r\\n")

@@ -23,7 +23,7 @@ from agent.daemon.serving import Serving
 from agent.hardware.adoption import Adopter
 from agent.inventory.lookup import model_of, name_of
 from agent.inventory.shortfall import WENT, departure, unmatched
-from agent.kubernetes.notices import Subject
+from agent.kubernetes.events import Subject
 from agent.kubernetes.runner import KubernetesParts
 from agent.model import Health, Slot, Snapshot, State, Transition
 from agent.runtime import limits

@@ -16,8 +16,8 @@ from tests.wait import limit, until
 
 IMPATIENT = """
 from agent.daemon.reporting import lists
-from agent.kubernetes import api, condition, drain_annotation
-lists._PAUSE = condition.TOGETHER = drain_annotation._TOGETHER = 0.01
+from agent.kubernetes import api, own_node
+lists._PAUSE = own_node.TOGETHER = own_node._DRAINS_TOGETHER = 0.01
 api._FIRST_PAUSE = api._LONGEST_PAUSE = 0.02
 """
 """Nothing is gathered, and whoever was refused tries again at once."""

@@ -107,7 +107,7 @@ def _switches(root: Path) -> None:
     planted_host(root, "".join(lines) + RDMA_CM)
 
 
-PATIENT = "from agent.placement import admission\nadmission.LONGEST = 3600.0"
+PATIENT = "from agent.placement import choice\nchoice.LONGEST = 3600.0"
 """On a busy machine the kubelet may take long between two resources of a container."""
 
 

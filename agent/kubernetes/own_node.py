@@ -1,6 +1,10 @@
-"""Drains what the Node's annotation fairlead.dev/drain names, and undrains what it names no more.
+"""Keeps this Node's condition FairleadDevicesHealthy, and drains what its annotation fairlead.dev/drain names.
 
-A drain of ours says in its reason by which name it came about, and so is told from a person's, also after a restart: what
+The condition says whether every device of every resource can be given to pods; what an operator has drained is no failure. It is
+written when it changes, and every five minutes to show that Fairlead still looks (as the kubelet does with those of its own:
+nodeStatusReportFrequency).
+
+What the annotation names no more is undrained. A drain of ours says in its reason by which name it came about, and so is told from a person's, also after a restart: what
 `fairlead drain` drained, or drained again, is left alone. What is named stays drained: `fairlead undrain` lasts until the
 next look.
 """
@@ -8,7 +12,9 @@ next look.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 import anyio
@@ -19,12 +25,28 @@ from msgspec import Struct
 from agent.health import HealthBook
 from agent.health.drains import Drain
 from agent.inventory.inventory import Inventory
-from agent.kubernetes import notices
-from agent.kubernetes.api import WATCH, Api, ApiError, backoff, read
-from agent.kubernetes.notices import Notice
+from agent.inventory.shortfall import Missing
+from agent.kubernetes import events
+from agent.kubernetes.api import STRATEGIC, WATCH, Api, ApiError, backoff, read
+from agent.kubernetes.events import EXPECTED, Notice, timestamp
+from agent.model import Slot
 from agent.runtime.errors import FairleadError, brief, some
 from agent.runtime.pacing import Doorbell
-from agent.runtime.problems import Problems
+from agent.runtime.problems import Problems, Trouble
+from agent.runtime.workers import Workers
+
+TYPE: Final = "FairleadDevicesHealthy"
+
+HEARTBEAT: Final = 300.0
+"""Seconds after which it is written though it says the same."""
+
+TOGETHER: Final = 2.0
+"""Seconds for which changes are gathered."""
+
+_LONGEST: Final = 1000  # characters of a message
+
+Resources = Mapping[str, Mapping[str, Slot]]
+"""The slots of every resource."""
 
 ANNOTATION: Final = "fairlead.dev/drain"
 
@@ -32,12 +54,127 @@ MOST_NAMES: Final = 64
 """Devices that an annotation can name; each is searched for among all devices."""
 
 _LOOK_AGAIN: Final = 60.0  # seconds after which what is drained is compared with what is named, though nothing happened
-_TOGETHER: Final = 1.0  # seconds for which changes of devices are gathered
+_DRAINS_TOGETHER: Final = 1.0  # seconds for which changes of devices are gathered
 _PREFIX: Final = f"the node's annotation {ANNOTATION} names "
 _ACCEPT: Final = "application/json;as=PartialObjectMetadata;v=v1;g=meta.k8s.io, application/json"
 """A Node without its status, which is what is long in it."""
 
 log = structlog.get_logger()
+
+
+# --- the condition ---
+
+
+class Condition(Struct, frozen=True):
+    """What it says."""
+
+    status: str
+    """`True` or `False`."""
+    reason: str
+    message: str
+
+
+def condition(resources: Resources, missing: Iterable[Missing]) -> Condition:
+    """The condition for these slots, and these devices that are not offered."""
+    sick: dict[str, str] = {}
+    for resource, slots in resources.items():
+        for slot in slots.values():
+            if not slot.health.offered and slot.health.reason not in EXPECTED:
+                device = slot.device.key if slot.device else slot.id
+                sick.setdefault(f"{device} of {resource}", slot.health.reason)
+    absent = {f"{it.device} of {it.resource}": it.reason for it in missing}
+    if not (sick or absent):
+        return Condition("True", "DevicesHealthy", "every device can be given to pods")
+    told = [f"{device} ({reason})" for those in (sick, absent) for device, reason in sorted(those.items())]
+    message = f"{len(sick)} unhealthy, {len(absent)} not offered: {some(told)}"
+    return Condition("False", "DevicesUnhealthy" if sick else "DevicesNotOffered", brief(message, _LONGEST))
+
+
+class _Known(msgspec.Struct, rename="camel"):
+    """A condition that the Node has."""
+
+    type: str
+    status: str
+    last_transition_time: str | None = None
+
+
+class _Status(msgspec.Struct):
+    conditions: list[_Known] = []
+
+
+class _Node(msgspec.Struct):
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+class ConditionKeeper:
+    """Writes the condition when it changes, and every five minutes."""
+
+    def __init__(
+        self,
+        node: str,
+        resources: Callable[[], Resources],
+        missing: Callable[[], Iterable[Missing]],
+        unwritten: Trouble,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`resources` has the slots of every resource, copies, which a thread reads; `missing` what is not offered."""
+        self._path = f"/api/v1/nodes/{node}"
+        self._resources, self._missing, self._unwritten = resources, missing, unwritten
+        self._clock, self._wall = clock, wall
+        self._since: str | None = None  # when the status that is written became so
+        self._changed = Doorbell()
+
+    def changed(self) -> None:
+        """Something about devices has changed."""
+        self._changed.set()
+
+    async def run(self, api: Api, workers: Workers) -> None:
+        """Write, until cancelled; decided in a thread of `workers`, since there may be 10,000 devices."""
+        written, written_at, tries = None, 0.0, backoff()
+        while True:
+            now = await workers.start(partial(condition, self._resources(), list(self._missing())))
+            if now != written or self._clock() - written_at >= HEARTBEAT:
+                try:
+                    await self._write(api, now, written)
+                except ApiError as error:
+                    if error.status:
+                        self._unwritten.report_once(error.sentence)
+                    await anyio.sleep(tries.next())
+                    continue
+                self._unwritten.healed()
+                written, written_at = now, self._clock()
+                tries.reset()
+            await self._changed.rung(max(0.0, written_at + HEARTBEAT - self._clock()), gather=TOGETHER)
+
+    async def _write(self, api: Api, now: Condition, before: Condition | None) -> None:
+        """Write it; `before` is what we wrote last, if anything.
+
+        Raises:
+            ApiError: it cannot be written.
+        """
+        moment = timestamp(self._wall())
+        if before is None:  # what an earlier run of ours wrote says since when it is so
+            node = read(await api.call("GET", self._path), _Node)
+            known = next((it for it in node.status.conditions if it.type == TYPE), None)
+            is_same = known is not None and known.status == now.status
+            self._since = known.last_transition_time if known and is_same else None
+        elif before.status != now.status:
+            self._since = moment
+        self._since = self._since or moment
+        told = {
+            "type": TYPE,
+            "status": now.status,
+            "reason": now.reason,
+            "message": now.message,
+            "lastHeartbeatTime": moment,
+            "lastTransitionTime": self._since,
+        }
+        await api.call("PATCH", f"{self._path}/status", {"status": {"conditions": [told]}}, STRATEGIC)
+
+
+# --- the annotation ---
 
 
 def names(value: str) -> tuple[str, ...]:
@@ -126,7 +263,7 @@ class DrainAnnotation:
         self, node: str, devices: Devices, tell: Callable[[Sequence[Notice]], None], problems: Problems
     ) -> None:
         """`node` is the Node's name; `tell` takes what is to become Events."""
-        self._devices, self._tell, self._subject = devices, tell, notices.node(node)
+        self._devices, self._tell, self._subject = devices, tell, events.about_node(node)
         self._path = f"/api/v1/nodes?fieldSelector=metadata.name%3D{node}&watch=true&timeoutSeconds={WATCH}"
         self._named: tuple[str, ...] | None = None  # None: the API server has not said
         self._found: Mapping[str, frozenset[str]] = {}
@@ -201,7 +338,7 @@ class DrainAnnotation:
         while True:
             if self._named is not None:
                 await self._follow(self._named)
-            await self._changed.rung(_LOOK_AGAIN, gather=_TOGETHER)
+            await self._changed.rung(_LOOK_AGAIN, gather=_DRAINS_TOGETHER)
 
     async def _follow(self, named: tuple[str, ...]) -> None:
         found = await self._find(named)
@@ -242,4 +379,4 @@ class DrainAnnotation:
         else:
             self._misnamed.healed()
         new, self._unknown = unknown.keys() - self._unknown, frozenset(unknown)
-        self._tell([notices.unknown_drain(self._subject, name, unknown[name]) for name in sorted(new)])
+        self._tell([events.unknown_drain(self._subject, name, unknown[name]) for name in sorted(new)])
