@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from agent.config.model import APPLIED_AT_ONCE
+from agent.config.file import APPLIED_AT_ONCE
 from agent.config.resources import RESOURCE_KEYS
 from agent.config.schema import schema
 from backends import registry

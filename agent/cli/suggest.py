@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from agent import __version__
 from agent.cli import connection, options
 from agent.cli.output import echo
-from agent.config import Config, ConfigError, load, toml_text
+from agent.config import Config, ConfigError, load, syntax
 from agent.config.file import read_tables
 from agent.config.problems import Problems
 from agent.console.sockets import node_name
@@ -317,7 +317,7 @@ def suggest(config: Path | None) -> None:
 
 
 def _document(seen: Survey, found: Sequence[Found], kept: Mapping[str, Any]) -> Iterator[str]:
-    yield from toml_text.comment(
+    yield from syntax.comment(
         f"Fairlead's configuration, which `fairlead suggest` {__version__} made of what {node_name()} has. Put it at "
         "/etc/fairlead/config.toml, or into the ConfigMap. `fairlead validate FILE` checks it after a change, "
         "`fairlead discover --config FILE` shows what it offers. config.example.toml explains every key."
@@ -326,7 +326,7 @@ def _document(seen: Survey, found: Sequence[Found], kept: Mapping[str, Any]) -> 
     for name, table in tables.items():
         yield from ("", f"[{name}]")
         for key, value in table.items():
-            yield from toml_text.pair(key, value)
+            yield from syntax.pair(key, value)
     if "http" not in tables:
         yield from (
             "",
@@ -337,16 +337,16 @@ def _document(seen: Survey, found: Sequence[Found], kept: Mapping[str, Any]) -> 
     for it in found:
         yield ""
         for line in _summary(it):
-            yield from toml_text.comment(line)
+            yield from syntax.comment(line)
         yield from it.proposal.toml.rstrip("\n").split("\n")
     if not found:
         yield ""
-        yield from toml_text.comment(
+        yield from syntax.comment(
             'Nothing was found that pods could have. Made-up devices, to try pods with: name = "example.com/widget", '
             'backend = "stub", devices = 4.'
         )
     for kind, problem in seen.problems:
-        yield from toml_text.comment(f"{kind}: {problem.sentence}")
+        yield from syntax.comment(f"{kind}: {problem.sentence}")
 
 
 def _summary(it: Found) -> Iterator[str]:

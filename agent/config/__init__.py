@@ -1,7 +1,6 @@
 """Reads the configuration, one TOML file, into typed values, and tells every mistake at once."""
 
-from agent.config.file import DEFAULT_PATH, load
-from agent.config.model import AgentConfig, Config, Difference, compare
+from agent.config.file import DEFAULT_PATH, AgentConfig, Config, Difference, compare, load
 from agent.config.problems import ConfigError, ConfigProblem
 
 __all__ = [

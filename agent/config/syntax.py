@@ -1,4 +1,4 @@
-"""Says what is wrong with a document that is no TOML, in words, with the line and the likely mend.
+"""Says what is wrong with a document that is no TOML, in words, with the line and the likely mend; writes TOML for people.
 
 A mend is tried before it is named: with it, `tomllib` must get further than without. So one mistake does not hide the next.
 """
@@ -6,9 +6,12 @@ A mend is tried before it is named: with it, `tomllib` must get further than wit
 from __future__ import annotations
 
 import re
+import textwrap
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
+
+from backends.printable import printable
 
 MOST: Final = 5
 """Mistakes that are told at once; a file in another language has one in each line."""
@@ -40,6 +43,16 @@ _VALUES: Final = re.compile(r"config(?:Text)?\s*:")
 _KEY: Final = re.compile(r"^\s*(?P<key>[^=#\[\]{}]*?)\s*=(?!=)")
 _HEADER: Final = re.compile(r"^\s*(?P<open>\[+)\s*(?P<name>[^\[\]#]*?)\s*(?P<close>\]*)\s*(?P<rest>(?:#.*)?)$")
 _OPENS: Final = re.compile(r"=\s*[\[{]")
+
+Value = str | int | float | bool | Sequence["Value"] | Mapping[str, "Value"]
+"""What our TOML can say."""
+
+_WIDTH: Final = 118
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
+_ESCAPES: Final = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
+
+
+# --- what is no TOML, in words ---
 
 
 class Mistake(NamedTuple):
@@ -419,3 +432,56 @@ def parsed(document: str, file: str = "FILE") -> dict[str, Any] | list[Mistake]:
         return tomllib.loads(document)
     except ValueError as error:  # tomllib's own, and Python's for a number of 5,000 digits
         return mistakes(document, error, file)
+
+
+# --- TOML that we write ---
+
+
+def comment(text: str) -> Iterator[str]:
+    """A sentence as lines of a comment."""
+    wrapped = textwrap.wrap(printable(text), _WIDTH, break_long_words=False, break_on_hyphens=False)
+    return (f"# {line}" for line in wrapped)
+
+
+def pair(key: str, value: Value) -> Iterator[str]:
+    """`key = value`; a list of tables has one on each line if there are several."""
+    if isinstance(value, Sequence) and len(value) > 1 and not isinstance(value, str) and isinstance(value[0], Mapping):
+        yield f"{_key(key)} = ["
+        for item in value:
+            yield f"    {written(item)},"
+        yield "]"
+    else:
+        yield f"{_key(key)} = {written(value)}"
+
+
+def written(value: Value) -> str:
+    """A value, on one line."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return str(value)
+        case str():
+            return _text(value)
+        case Mapping():
+            inner = ", ".join(f"{_key(key)} = {written(item)}" for key, item in value.items())
+            return f"{{ {inner} }}" if inner else "{}"
+        case _:
+            return f"[{', '.join(map(written, value))}]"
+
+
+def _key(key: str) -> str:
+    return key if _BARE.fullmatch(key) else _text(key)
+
+
+def _text(text: str) -> str:
+    return f'"{"".join(map(_character, text))}"'
+
+
+def _character(character: str) -> str:
+    if escaped := _ESCAPES.get(character):
+        return escaped
+    if character.isprintable():
+        return character
+    code = ord(character)
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"

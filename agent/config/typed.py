@@ -18,9 +18,9 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 import msgspec
 
-from agent.config import toml_text
+from agent.config import syntax
+from agent.config.problems import KeyPath
 from agent.config.syntax import WORDS
-from agent.config.toml_lines import KeyPath
 from agent.runtime.errors import unknown
 from agent.runtime.limits import SOCKET_PATH_LIMIT
 from backends.base import Seconds
@@ -204,7 +204,7 @@ def _written(value: object, wanted: Any) -> str:
     for meant in _meant(value, wanted):
         with suppress(msgspec.ValidationError):
             msgspec.convert(meant, wanted, dec_hook=_read)
-            return f"; write: {toml_text.written(meant)}"
+            return f"; write: {syntax.written(meant)}"
     return ""
 
 

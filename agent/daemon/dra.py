@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 
 from agent.config import Config
-from agent.config.model import DraConfig
+from agent.config.file import DraConfig
 from agent.daemon.node import Node
 from agent.kubelet.allocation import Allocator
 from agent.kubelet.prestart import Starter

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from agent.config.toml_text import Value as Value  # noqa: PLC0414  # what drafts are made of
+from agent.config.syntax import Value as Value  # noqa: PLC0414  # what drafts are made of
 from agent.importing.places import Places
 from agent.runtime.errors import ExitCode, FairleadError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from agent.config import toml_text
+from agent.config import syntax
 from agent.importing.model import Draft, Imported, Part, Sketch
 from agent.importing.places import Places
 from agent.importing.refusals import table, without_refused
@@ -21,18 +21,18 @@ def write(sketches: Sequence[Sketch], places: Places) -> Imported:
 def _lines(sketches: Sequence[Sketch], parts: Sequence[Part], places: Places) -> Iterator[str]:
     *above, last = (sketch.source for sketch in sketches)
     for source in above:
-        yield from toml_text.comment(source)
+        yield from syntax.comment(source)
     whose = "that file's" if len(places.first) == 1 else "those files'"
-    yield from toml_text.comment(f"{last} Made by fairlead import; the lines named here are {whose}.")
+    yield from syntax.comment(f"{last} Made by fairlead import; the lines named here are {whose}.")
     if agent := {key: value for sketch in sketches for key, value in sketch.agent.items()}:
         yield from ("", "[agent]")
         for key, value in agent.items():
-            yield from toml_text.pair(key, value)
+            yield from syntax.pair(key, value)
     for part in parts:
         if part.remarks or part.draft is not None:
             yield ""
         for remark in sorted(part.remarks, key=attrgetter("line")):
-            yield from toml_text.comment(f"{places.heading(remark.line)}: {remark}.")
+            yield from syntax.comment(f"{places.heading(remark.line)}: {remark}.")
         if part.draft is not None:
             yield from (line if part.offered else f"#{line}" for line in _resource(part.draft))
 
@@ -42,8 +42,8 @@ def _resource(draft: Draft) -> Iterator[str]:
     groups = keys.pop("groups", ())
     yield "[[resource]]"
     for key, value in keys.items():
-        yield from toml_text.pair(key, value)
+        yield from syntax.pair(key, value)
     for group in groups:
         yield "[[resource.groups]]"
         for key, value in group.items():
-            yield from toml_text.pair(key, value)
+            yield from syntax.pair(key, value)

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.config.templates import NamelessError, fits, is_distinctive, name_of
+from agent.config.resources import NamelessError, fits, is_distinctive, name_of
 from agent.discovery import backend_answers
 from agent.discovery.backend_answers import ask
 from agent.model import Health

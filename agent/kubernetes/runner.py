@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import anyio
 
-from agent.config.model import KubernetesConfig
+from agent.config.file import KubernetesConfig
 from agent.inventory.shortfall import Missing, Shortfall
 from agent.kubernetes import events
 from agent.kubernetes.api import STRATEGIC, Api, ApiError

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cdi import spec
-from agent.config.templates import name_problem
+from agent.config.resources import name_problem
 from tests.cdi.runtime import SCHEMA
 
 KIND = re.compile(SCHEMA["properties"]["kind"]["pattern"])

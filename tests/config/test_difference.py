@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import fields, replace
 
 from agent.config import AgentConfig, Config, Difference, compare
-from agent.config.model import APPLIED_AT_ONCE, HttpConfig, KubernetesConfig
+from agent.config.file import APPLIED_AT_ONCE, HttpConfig, KubernetesConfig
 from agent.config.typed import Listen
 from backends.base import Host, Resource, ResourceSpec, Seconds
 from tests.config.fakes import StubOptions

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from agent.config import AgentConfig, Config, load
-from agent.config.model import DraConfig, HttpConfig, KubernetesConfig
+from agent.config.file import DraConfig, HttpConfig, KubernetesConfig
 from agent.config.resources import RESOURCE_KEYS
 from backends import registry
 from backends.base import Host

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.config import AgentConfig, Config, ConfigError, ConfigProblem, load
-from agent.config.model import HttpConfig, KubernetesConfig
+from agent.config.file import HttpConfig, KubernetesConfig
 from agent.config.typed import Listen, PathOrNone, PathOrOff
 from agent.runtime.errors import ExitCode
 from backends.base import Host, Resource, ResourceSpec, Seconds

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config.templates import (
+from agent.config.resources import (
     NamelessError,
     can_meet,
     fits,

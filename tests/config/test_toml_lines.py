@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.config.toml_lines import KeyPath, key_lines, line_of
+from agent.config.problems import KeyPath, key_lines, line_of
 
 _EXAMPLE = """\
 # a comment with [brackets] and 'quotes'

@@ -14,7 +14,7 @@ import structlog
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.config.model import HttpConfig
+from agent.config.file import HttpConfig
 from agent.config.typed import Listen
 from agent.console.http import app
 from agent.daemon.reporting.event_log import Events

@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner
 
 from agent.cli.commands import fairlead
-from agent.config.templates import fits
+from agent.config.resources import fits
 from tests.deploy.manifests import KUBERNETES, REPOSITORY, run
 
 EXAMPLES: Final = sorted((KUBERNETES / "examples").iterdir())

@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from agent.config.model import AgentConfig
+from agent.config.file import AgentConfig
 from agent.discovery.discoverer import THREADS
 from agent.discovery.reading import _RETRY_FIRST, _RETRY_MOST, UNIT_DEADLINE
 from agent.discovery.runner import SETTLE

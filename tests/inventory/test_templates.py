@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.config.templates import fits
+from agent.config.resources import fits
 from agent.inventory.inventory import KEPT, MOST_EMPTY, Inventory
 from agent.runtime.limits import resource_name_problem
 from backends.base import Device, Resource, ResourceSpec

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from agent.config.templates import is_distinctive
+from agent.config.resources import is_distinctive
 from agent.console.advice import REASONS
 from agent.console.doctor.findings import Finding, Level, Patient, failure, fine, warning
 from agent.console.doctor.host import filesystem

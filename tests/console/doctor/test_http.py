@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.config import Config
-from agent.config.model import HttpConfig
+from agent.config.file import HttpConfig
 from agent.config.typed import Listen
 from agent.console.doctor.daemon import http
 from agent.console.doctor.findings import Finding, Level, Patient
