@@ -20,7 +20,7 @@ from grpclib.const import Cardinality, Handler
 from grpclib.encoding.base import CodecBase
 from grpclib.server import Server
 
-from agent.discovery.sources.paths import CREATE, DELETE, Inotify
+from agent.discovery.paths import CREATE, DELETE, Inotify
 from agent.kubelet import wire
 from backends.base import ContainerEdits, HostPath, Node
 from bench.names import resource_names

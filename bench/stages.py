@@ -35,7 +35,7 @@ _METHOD: Final = "/v1beta1.DevicePlugin/Allocate"
 
 _WRAPPED: Final = (
     ("agent.daemon.supervisor", "Agent.__init__", "imports and configuration"),
-    ("agent.discovery.sources.paths", "DirectoryWatch._receive", "system call, loop woken"),
+    ("agent.discovery.paths", "DirectoryWatch._receive", "system call, loop woken"),
     ("agent.discovery.discoverer", "Discoverer.hint", "inotify read, backends that it concerns"),
     ("agent.discovery.reading", "Schedule.ask", "affects()"),
     ("agent.discovery.reading", "_work", "schedule, thread woken"),

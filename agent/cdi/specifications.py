@@ -27,7 +27,7 @@ from agent.cdi import spec
 from agent.cdi.directory import CutOffError, Devices, Directory
 from agent.discovery import backend_answers
 from agent.discovery.backend_answers import ask
-from agent.discovery.sources.paths import Change, DirectoryWatch
+from agent.discovery.paths import Change, DirectoryWatch
 from agent.inventory.inventory import Inventory
 from agent.model import Slot
 from agent.runtime import pacing

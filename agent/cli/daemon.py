@@ -34,7 +34,7 @@ def run(config: Path | None, log_level: logs.Level) -> None:
     from agent.config import load
     from agent.daemon.reporting.event_log import Events
     from agent.daemon.supervisor import Agent
-    from agent.discovery.backend_factory import make_backends
+    from agent.discovery.backend_answers import make_backends
     from agent.runtime.logs import QueuedLines
     from agent.runtime.watchdog import Notifier
 

@@ -26,7 +26,7 @@ from msgspec.structs import asdict
 from agent.cli import options, output
 from agent.config import Config, load
 from agent.daemon.supervisor import Agent
-from agent.discovery.backend_factory import make_backends
+from agent.discovery.backend_answers import make_backends
 from agent.dra import manifests
 from agent.dra.names import pool_name
 from agent.runtime import logs

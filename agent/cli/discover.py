@@ -16,7 +16,7 @@ from agent.cli.suggest import Found, look
 from agent.config import load
 from agent.console.doctor.hardware import problems_of
 from agent.console.views import NAMES_NOTHING
-from agent.discovery.backend_factory import make_backends
+from agent.discovery.backend_answers import make_backends
 from agent.inventory.shortfall import not_offered
 from agent.inventory.survey import PATIENCE, Survey, survey
 from agent.model import Slot

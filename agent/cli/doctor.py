@@ -22,7 +22,7 @@ from agent.console.doctor.hardware import hardware, node_links
 from agent.console.doctor.process_rights import policies
 from agent.console.sockets import node_name
 from agent.console.views import Status
-from agent.discovery.backend_factory import make_backends
+from agent.discovery.backend_answers import make_backends
 from agent.inventory.survey import PATIENCE, survey
 from agent.kubernetes.runner import excess_rights
 from agent.runtime import logs

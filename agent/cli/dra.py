@@ -61,7 +61,7 @@ def _offered(config: Config) -> dict[str, Sequence[dict[str, object]]]:
     """The resources that are served so, or all where none is, each with its devices as slices have them."""
     import anyio
 
-    from agent.discovery.backend_factory import make_backends
+    from agent.discovery.backend_answers import make_backends
     from agent.dra import slices
     from agent.inventory.survey import PATIENCE, survey
 

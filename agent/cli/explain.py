@@ -59,7 +59,7 @@ def _look(config: Path | None, device: str) -> Explanation:
     from agent.console.control import NoSuchDeviceError
     from agent.console.explanation import Knowledge, find
     from agent.console.explanation import explain as explained
-    from agent.discovery.backend_factory import make_backends
+    from agent.discovery.backend_answers import make_backends
     from agent.inventory.survey import PATIENCE, survey
     from agent.runtime import logs
 

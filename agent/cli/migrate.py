@@ -21,7 +21,7 @@ from agent.config.file import read_tables
 from agent.config.problems import Problems
 from agent.console.doctor.findings import Finding, Level, Patient
 from agent.console.doctor.kubelet import other_plugins
-from agent.discovery.backend_factory import make_backends
+from agent.discovery.backend_answers import make_backends
 from agent.importing import Imported
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import not_offered

@@ -19,7 +19,7 @@ from agent.config import Config, ConfigError, load, syntax
 from agent.config.file import read_tables
 from agent.config.problems import Problems
 from agent.console.sockets import node_name
-from agent.discovery.backend_factory import make_backends
+from agent.discovery.backend_answers import make_backends
 from agent.inventory.lookup import model_of, name_of
 from agent.inventory.shortfall import NotOffered, not_offered
 from agent.inventory.survey import PATIENCE, Survey, survey

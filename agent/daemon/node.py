@@ -20,7 +20,7 @@ from agent.daemon.state_file import StateFile
 from agent.daemon.state_keeper import StateKeeper
 from agent.discovery.discoverer import Discoverer
 from agent.discovery.reading import Changes
-from agent.discovery.sources.base import boot_id
+from agent.discovery.sources import boot_id
 from agent.hardware.adoption import Resumer
 from agent.hardware.jobs import HardwareQueue
 from agent.hardware.reconciler import Reconciler

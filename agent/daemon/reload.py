@@ -26,11 +26,11 @@ from agent.daemon.dra import Dra
 from agent.daemon.node import Node
 from agent.daemon.reporting.lists import ListWarnings
 from agent.daemon.serving import Serving
-from agent.discovery.backend_factory import make_backends, why_unmade
+from agent.discovery.backend_answers import make_backends, why_unmade
 from agent.discovery.discoverer import Discoverer
+from agent.discovery.paths import POLL, FileWatch
 from agent.discovery.reading import Changes
 from agent.discovery.runner import DiscoveryRunner
-from agent.discovery.sources.paths import POLL, FileWatch
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
 from agent.inventory.inventory import Inventory

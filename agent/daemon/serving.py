@@ -26,8 +26,8 @@ from agent.daemon.handover import Giver
 from agent.daemon.node import Node
 from agent.daemon.reporting.nfd_file import FeatureFile
 from agent.discovery import runner
-from agent.discovery.sources.base import Beat
-from agent.discovery.sources.paths import POLL, Change, DirectoryWatch
+from agent.discovery.paths import POLL, Change, DirectoryWatch
+from agent.discovery.sources import Beat
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
 from agent.hardware.reconciler import Reconciler

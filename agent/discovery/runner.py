@@ -20,15 +20,13 @@ import structlog
 from anyio.abc import TaskGroup
 from msgspec import Struct
 
-from agent.discovery.backend_factory import why_unmade
+from agent.discovery.backend_answers import why_unmade
 from agent.discovery.discoverer import Discoverer, LookError
+from agent.discovery.kmsg import KmsgSource
+from agent.discovery.paths import PathSource
 from agent.discovery.reading import Changes
-from agent.discovery.sources.base import Emitted, Resync, boot_id
-from agent.discovery.sources.kmsg import KmsgSource
-from agent.discovery.sources.links import LinkSource
-from agent.discovery.sources.listening import Listening
-from agent.discovery.sources.paths import PathSource
-from agent.discovery.sources.uevents import UeventSource
+from agent.discovery.sources import Emitted, Listening, Resync, boot_id
+from agent.discovery.uevents import LinkSource, UeventSource
 from agent.runtime import pacing
 from agent.runtime.counts import Counts
 from agent.runtime.pacing import Doorbell

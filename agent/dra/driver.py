@@ -21,7 +21,7 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.server import Stream
 from msgspec import Struct
 
-from agent.discovery.sources.paths import POLL
+from agent.discovery.paths import POLL
 from agent.dra.names import digest, pool_name
 from agent.dra.preparation import Called, House, Preparer, ReadClaim
 from agent.kubelet import wire

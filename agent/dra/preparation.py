@@ -23,7 +23,7 @@ from msgspec import Struct
 from agent.cdi.directory import UID, ClaimFiles
 from agent.cdi.on_demand import Cdi
 from agent.claims.ledger import Ledger, names_of
-from agent.discovery.sources.base import boot_id
+from agent.discovery.sources import boot_id
 from agent.dra import claims
 from agent.dra.claims import AGAIN, Allocated, Candidate, Given, grouped
 from agent.dra.names import pool_name

@@ -12,10 +12,12 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import anyio
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    import anyio
 
 
 class Credit:
@@ -141,6 +143,8 @@ async def running_timeout(
     Raises:
         TimeoutError: they were not enough.
     """
+    import anyio  # noqa: PLC0415  # commands that follow the daemon pace themselves without it
+
     loop, running = asyncio.get_running_loop(), Running(clock())
     end = loop.time() + seconds
     timer: asyncio.TimerHandle | None = None

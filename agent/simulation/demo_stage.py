@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 from msgspec import Struct
 
-from agent.discovery.sources.paths import CREATE, DELETE, MOVED_TO, Inotify
+from agent.discovery.paths import CREATE, DELETE, MOVED_TO, Inotify
 from agent.simulation.changes import GONE, Change, Kind
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.objects import Objects

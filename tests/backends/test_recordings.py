@@ -23,7 +23,7 @@ from click.testing import CliRunner
 
 from agent.cli.commands import fairlead
 from agent.config import load
-from agent.discovery.backend_factory import make_backends
+from agent.discovery.backend_answers import make_backends
 from agent.dra import slices
 from agent.inventory.survey import PATIENCE, survey
 from agent.simulation.objects import check

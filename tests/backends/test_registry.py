@@ -102,7 +102,7 @@ class TestInstalled:
 def test_a_node_pays_for_no_kind_of_hardware_that_its_configuration_does_not_name(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from agent.config import load; import agent.daemon.supervisor\n"
-        "from agent.discovery.backend_factory import make_backends; from backends import registry\n"
+        "from agent.discovery.backend_answers import make_backends; from backends import registry\n"
         f"config = load(default=Path({str(tmp_path / 'none.toml')!r})); make_backends(config.host, config.resources)\n"
         "print(*(name for name in registry.names() if f'backends.{name}' in sys.modules))"
     )

@@ -15,7 +15,7 @@ import pytest
 from agent.claims import ledger
 from agent.config import AgentConfig, Config
 from agent.daemon.supervisor import Agent
-from agent.discovery.backend_factory import make_backends
+from agent.discovery.backend_answers import make_backends
 from agent.kubelet import pod_claims
 from agent.runtime.pacing import Clock
 from agent.runtime.watchdog import Notifier

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from agent.config import Difference
 from agent.console.views import Gift, GivenNode
 from agent.daemon.reload import Change
-from agent.discovery.backend_factory import make_backends
+from agent.discovery.backend_answers import make_backends
 from agent.kubelet import lock
 from agent.simulation.pods import Phase
 from backends.base import Resource, ResourceSpec

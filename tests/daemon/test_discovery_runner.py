@@ -14,7 +14,7 @@ from anyio.abc import TaskStatus
 from agent.config import AgentConfig, Config
 from agent.daemon.node import Node
 from agent.discovery.runner import DiscoveryRunner
-from agent.discovery.sources.uevents import UeventSource
+from agent.discovery.uevents import UeventSource
 from agent.runtime.counts import Counts
 from agent.runtime.problems import Problems
 from agent.runtime.watchdog import Notifier, Watchdog

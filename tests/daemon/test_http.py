@@ -19,7 +19,7 @@ from agent.config.typed import Listen
 from agent.console.http import app
 from agent.daemon.reporting.event_log import Events
 from agent.daemon.supervisor import Agent
-from agent.discovery.backend_factory import make_backends
+from agent.discovery.backend_answers import make_backends
 from agent.kubelet import pod_claims
 from agent.runtime.pacing import Clock
 from agent.runtime.watchdog import Notifier

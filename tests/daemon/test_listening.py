@@ -15,7 +15,7 @@ import pytest
 from agent.config import Difference
 from agent.daemon.reload import Change
 from agent.daemon.supervisor import Agent
-from agent.discovery.sources import listening
+from agent.discovery import sources
 from backends.base import (
     Backend,
     ContainerEdits,
@@ -194,7 +194,7 @@ async def test_a_card_that_an_operator_drains_is_let_go_so_that_its_driver_can_b
 
 
 async def test_a_library_that_fails_is_told_and_tried_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "_FIRST_DELAY", 1000.0)
+    monkeypatch.setattr(sources, "_FIRST_DELAY", 1000.0)
     cards = Cards()
     async with running(node, cards) as agent:
         await until(lambda: cards.listening)
@@ -210,13 +210,13 @@ async def test_a_library_that_fails_is_told_and_tried_again(node: Node, monkeypa
 async def test_a_library_that_hangs_hinders_neither_a_reload_nor_the_end(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "_LOOK", 0.01)
+    monkeypatch.setattr(sources, "_LOOK", 0.01)
     hanging, other = Cards(), Cards()
     async with running(node, hanging) as agent:
         await until(hanging.opened.is_set)
-        monkeypatch.setattr(listening, "SILENCE", 0.0)
+        monkeypatch.setattr(sources, "SILENCE", 0.0)
         await until(lambda: "no sign of life" in _why(agent))
-        monkeypatch.setattr(listening, "SILENCE", 3600.0)
+        monkeypatch.setattr(sources, "SILENCE", 3600.0)
         await agent._swap.apply(Change(Difference(agent.config), {"cards": other}))
         other.told.put(xid(1))
         await until(lambda: bad(agent) == ["card 1"])

@@ -357,14 +357,14 @@ async def _in_a_thread(
 def take_place() -> None:
     """From now on the agent and the simulated kubelet have these threads, and sets of a certain order."""
     from agent.daemon import state_file
+    from agent.discovery import sources
     from agent.discovery.discoverer import Discoverer
-    from agent.discovery.sources import listening
     from agent.kubelet.transport.server import Connection
     from agent.runtime import workers
     from agent.simulation.plugin_client import PluginClient
 
     threads = SimpleNamespace(Thread=Thread, Event=Event)
-    for module in (workers, state_file, listening):
+    for module in (workers, state_file, sources):
         module.threading = threads  # type: ignore[attr-defined]
     workers.queue = SimpleNamespace(SimpleQueue=SimpleQueue)  # type: ignore[assignment,attr-defined]
     anyio.to_thread.run_sync = _in_a_thread  # type: ignore[assignment]

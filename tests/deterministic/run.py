@@ -20,7 +20,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from agent.discovery.sources.paths import Inotify
+from agent.discovery.paths import Inotify
 from agent.health import drains
 from agent.kubelet.lock import identity
 from agent.runtime import process

@@ -19,7 +19,7 @@ import structlog
 from agent.config import load
 from agent.daemon.control import AgentControl
 from agent.daemon.supervisor import Agent
-from agent.discovery.backend_factory import make_backends
+from agent.discovery.backend_answers import make_backends
 from agent.runtime.watchdog import Notifier
 from agent.simulation.changes import Change, Kind
 from agent.simulation.device_manager import checkpoint

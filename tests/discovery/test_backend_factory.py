@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.claims.ledger import Ledger
-from agent.discovery.backend_factory import make_backends
+from agent.discovery.backend_answers import make_backends
 from agent.discovery.discoverer import Discoverer
 from agent.hardware.jobs import HardwareQueue
 from agent.hardware.reconciler import Reconciler

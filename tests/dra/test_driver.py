@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from grpclib.client import UnaryStreamMethod
 
-from agent.discovery.sources.paths import POLL
+from agent.discovery.paths import POLL
 from agent.dra import driver as module
 from agent.dra.driver import DRA_SERVICES, HEALTH_SERVICES
 from agent.kubelet.api import dra as messages

@@ -11,7 +11,7 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from agent.discovery.sources import kmsg
+from agent.discovery import kmsg
 from agent.history.notes import Notes, pod_of
 from agent.history.timeline import Note
 from agent.model import SlotKey

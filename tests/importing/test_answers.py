@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from agent.config.file import read_tables
 from agent.config.problems import Problems
-from agent.discovery.backend_factory import make_backends
+from agent.discovery.backend_answers import make_backends
 from agent.inventory.inventory import Inventory
 from agent.inventory.survey import PATIENCE, survey
 from backends import registry

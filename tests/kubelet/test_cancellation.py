@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.discovery.sources.paths import DirectoryWatch
+from agent.discovery.paths import DirectoryWatch
 from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.lock import exclusive
 from agent.kubelet.plugin import Plugin

@@ -21,8 +21,8 @@ from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 from structlog.testing import capture_logs
 
-from agent.discovery.sources.paths import Change as PathChange
-from agent.discovery.sources.paths import DirectoryWatch
+from agent.discovery.paths import Change as PathChange
+from agent.discovery.paths import DirectoryWatch
 from agent.kubelet import kubelet_socket, registration
 from agent.kubelet.allocation import plain
 from agent.kubelet.api.v1beta1 import DevicePluginOptions, Empty, RegisterRequest, RegistrationBase

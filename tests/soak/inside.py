@@ -132,7 +132,7 @@ def mend(part: str) -> None:
 def _make_breakable() -> None:
     import structlog
 
-    from agent.discovery.sources.paths import Inotify
+    from agent.discovery.paths import Inotify
 
     def breakable(owner: Any, name: str, part: str, error: Exception) -> None:
         whole = getattr(owner, name)

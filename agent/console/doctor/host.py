@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from agent.cdi.spec import DIRECTORY
 from agent.console.doctor.findings import Finding, Level, Patient, failure, fine, warning
-from agent.discovery.sources import kmsg
+from agent.discovery import kmsg
 from agent.runtime.errors import some
 from backends.base import Host, HostPath
 from backends.errors import reason_of

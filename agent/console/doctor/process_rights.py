@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from agent.console.doctor.findings import Finding, Patient, failure, fine, warning
-from agent.discovery.sources.paths import Inotify
+from agent.discovery.paths import Inotify
 from backends.base import HostPath
 
 _DAC_OVERRIDE, _SYS_PTRACE = 1, 19  # linux/capability.h

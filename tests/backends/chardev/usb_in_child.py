@@ -12,8 +12,8 @@ import anyio
 
 from agent.discovery.discoverer import Discoverer
 from agent.discovery.reading import Changes
-from agent.discovery.sources.base import Emitted, Resync
-from agent.discovery.sources.uevents import UeventSource
+from agent.discovery.sources import Emitted, Resync
+from agent.discovery.uevents import UeventSource
 from backends.base import Device, Discovery, Record, Resource, ResourceSpec
 from backends.chardev import CharDev, CharDevOptions
 from backends.chardev.selectors import UsbOption

@@ -14,9 +14,9 @@ from unittest import mock
 
 import anyio
 
-from agent.discovery.sources import links
-from agent.discovery.sources.base import Emitted, Resync
-from agent.discovery.sources.links import BUFFER_BYTES, LinkSource
+from agent.discovery import uevents
+from agent.discovery.sources import Emitted, Resync
+from agent.discovery.uevents import LINK_BUFFER_BYTES, LinkSource
 from backends.base import LinkChange
 from tests.wait import limit, settled, until
 
@@ -54,7 +54,7 @@ class Interface:
 class Case:
     """A running source, and what it emitted until the last change."""
 
-    def __init__(self, buffer_bytes: int = BUFFER_BYTES) -> None:
+    def __init__(self, buffer_bytes: int = LINK_BUFFER_BYTES) -> None:
         self.emitted: list[str] = []
         self.indexes: dict[str, int] = {}
         self._ends = 0
@@ -84,7 +84,7 @@ class Case:
         last.remove()
 
 
-def _run(body: Callable[[Case], Awaitable[None]], buffer_bytes: int = BUFFER_BYTES) -> Case:
+def _run(body: Callable[[Case], Awaitable[None]], buffer_bytes: int = LINK_BUFFER_BYTES) -> Case:
     async def run() -> Case:
         case = Case(buffer_bytes)
         async with anyio.create_task_group() as tasks:
@@ -182,7 +182,7 @@ def burst(changes: int, batch: int) -> Any:
         await case.end()
         interface.remove()
 
-    with mock.patch.object(links, "_BATCH", batch):
+    with mock.patch.object(uevents, "_LINKS_AT_ONCE", batch):
         case = _run(body)
     return {"emitted": case.emitted, "taken": len(taken_in), "most in one turn": max(map(taken_in.count, taken_in))}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio
 
-from agent.discovery.sources.paths import Change, DirectoryWatch
+from agent.discovery.paths import Change, DirectoryWatch
 from tests.e2e.hermetic import private_tmpfs
 from tests.e2e.hermetic import unmount as take_off
 from tests.wait import limit

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.discovery.sources.paths import Change, Entries, differences, entries_of
+from agent.discovery.paths import Change, Entries, differences, entries_of
 
 A = {"a": (1, 1)}
 

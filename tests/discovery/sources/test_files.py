@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agent.discovery.sources.paths import FileWatch
+from agent.discovery.paths import FileWatch
 from tests.wait import limit, settled
 
 

@@ -14,9 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from agent.discovery.sources import kmsg
-from agent.discovery.sources.base import Emitted
-from agent.discovery.sources.kmsg import KmsgSource, Line, parse, split
+from agent.discovery import kmsg
+from agent.discovery.kmsg import KmsgSource, Line, parse, split
+from agent.discovery.sources import Emitted
 from agent.runtime.problems import Problems
 from backends.base import Host, Record
 from tests.backends.trees import plant

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.discovery.sources.links import LinkSource, parse
+from agent.discovery.uevents import LinkSource, parse
 from backends.base import LinkChange
 from tests.discovery import one_child
 from tests.discovery.sources.links_in_child import link_message

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agent.discovery.sources import base
-from agent.discovery.sources.base import AT_ONCE, read_in_turns, unwatched
+from agent.discovery import sources
+from agent.discovery.sources import AT_ONCE, read_in_turns, unwatched
 from tests.wait import pass_time, settled, until
 
 TURN = 1e6  # seconds that do not pass by themselves
@@ -46,7 +46,7 @@ class Pipe:
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
-    monkeypatch.setattr(base, "TURN", TURN)
+    monkeypatch.setattr(sources, "TURN", TURN)
     return Pipe()
 
 

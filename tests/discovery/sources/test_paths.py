@@ -14,8 +14,8 @@ import anyio
 import pytest
 import structlog
 
-from agent.discovery.sources.base import Emitted, Resync
-from agent.discovery.sources.paths import Change, DirectoryWatch, Inotify, PathSource
+from agent.discovery.paths import Change, DirectoryWatch, Inotify, PathSource
+from agent.discovery.sources import Emitted, Resync
 from backends.base import Host, HostPath, PathChange
 from tests.e2e import hermetic
 from tests.wait import limit, until

@@ -17,8 +17,8 @@ import pyudev
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.discovery.sources.base import Emitted
-from agent.discovery.sources.uevents import Mode, UeventSource, parse_kernel, parse_udev
+from agent.discovery.sources import Emitted
+from agent.discovery.uevents import Mode, UeventSource, parse_kernel, parse_udev
 from backends.base import Host, HostPath, Record, Uevent
 from tests.discovery import one_child
 from tests.e2e import hermetic

@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from agent.discovery.sources.base import Emitted, Resync
-from agent.discovery.sources.uevents import BUFFER_BYTES, Mode, UeventSource
+from agent.discovery.sources import Emitted, Resync
+from agent.discovery.uevents import BUFFER_BYTES, Mode, UeventSource
 from backends.base import ANY_SUBSYSTEM, Host, Record, Uevent
 from tests.e2e.hermetic import NETLINK_KOBJECT_UEVENT, Injector, private_tmpfs, udev_message
 from tests.nodes import make_node

@@ -109,7 +109,7 @@ async def test_a_part_that_hangs_is_named_and_the_watchdog_is_not_fed(
 ) -> None:
     module = source.partition(".")[0]
     prelude = (
-        f"{LOOKS}import anyio\nfrom agent.discovery.sources import {module}\n"
+        f"{LOOKS}import anyio\nfrom agent.discovery import {module}\n"
         "async def run(self, *_, task_status=anyio.TASK_STATUS_IGNORED):\n"
         "    task_status.started()\n    await anyio.sleep_forever()\n"
         f"{source}.run = run\n"

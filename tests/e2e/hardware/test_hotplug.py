@@ -21,7 +21,7 @@ from tests.wait import until
 BURST = 10_000  # events
 
 DEAF = """
-from agent.discovery.sources import paths
+from agent.discovery import paths
 paths.PathSource._on_change = paths.PathSource._on_overflow = lambda *_: None
 """  # to inotify
 LENIENT = """
@@ -179,7 +179,7 @@ async def test_a_burst_of_uevents_ends_with_the_right_list(node: Node) -> None:
 
 
 SMALL_BUFFER = """
-from agent.discovery.sources import uevents
+from agent.discovery import uevents
 enlarge = uevents._enlarge
 uevents._enlarge = lambda sock, _: enlarge(sock, 1 << 16)
 """

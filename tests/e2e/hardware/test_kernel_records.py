@@ -46,7 +46,7 @@ async def lamps(node: Node, site: Path, prelude: str = "", **settings: str) -> A
 
 SLOW = """
 from agent.discovery.discoverer import Discoverer
-from agent.discovery.sources import kmsg
+from agent.discovery import kmsg
 made, init, read = [], Discoverer.__init__, kmsg.KmsgSource._read
 def note(self, *arguments, **options):
     made.append(self)

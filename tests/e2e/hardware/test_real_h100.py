@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.discovery.sources import kmsg
+from agent.discovery import kmsg
 from tests.backends.trees import plant
 from tests.e2e.kmsg import KernelLog
 from tests.e2e.node import Node, pod

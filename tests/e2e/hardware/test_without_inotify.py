@@ -10,13 +10,13 @@ from tests.e2e.process import AgentProcess
 OTHER = "fl.test/other"
 NO_INSTANCES = """
 import errno
-from agent.discovery.sources import paths
+from agent.discovery import paths
 def no_instance(): raise OSError(errno.EMFILE, "none left")
 paths.Inotify, paths.POLL = no_instance, 0.1
 """
 NO_WATCHES = """
 import errno
-from agent.discovery.sources import paths
+from agent.discovery import paths
 class Full(paths.Inotify):
     def add_watch(self, *_): raise OSError(errno.ENOSPC, "none left")
 paths.Inotify, paths.POLL = Full, 0.1
@@ -55,7 +55,7 @@ async def test_all_that_events_would_tell_is_found_by_looking(bare_node: Node, p
 
 NO_EVENTS = """
 import os
-from agent.discovery.sources import paths
+from agent.discovery import paths
 paths.POLL = 0.1
 paths.DirectoryWatch._receive = lambda self, inotify, failed: os.read(inotify.fileno(), 65536)
 """  # as on a file system that tells inotify nothing

@@ -11,11 +11,10 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from agent.discovery.sources.base import Emitted
-from agent.discovery.sources.kmsg import KmsgSource
-from agent.discovery.sources.links import LinkSource
-from agent.discovery.sources.paths import Change, DirectoryWatch, PathSource
-from agent.discovery.sources.uevents import UeventSource
+from agent.discovery.kmsg import KmsgSource
+from agent.discovery.paths import Change, DirectoryWatch, PathSource
+from agent.discovery.sources import Emitted
+from agent.discovery.uevents import LinkSource, UeventSource
 from agent.runtime import watchdog
 from agent.runtime.watchdog import BEAT, FAILING, RECOVERED, SILENCE, Notifier, Pulse, Watchdog, beating, supervise
 from backends.base import Host, HostPath

@@ -18,7 +18,7 @@ from grpclib.client import Channel
 from grpclib.const import Handler, Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from agent.discovery.sources.paths import CREATE, DELETE, Inotify
+from agent.discovery.paths import CREATE, DELETE, Inotify
 from agent.kubelet.api.v1beta1 import (
     AllocateRequest,
     AllocateResponse,

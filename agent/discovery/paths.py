@@ -27,7 +27,7 @@ from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskStatus
 from msgspec import Struct, field
 
-from agent.discovery.sources.base import Beat, Emit, Resync, read_in_turns, unwatched
+from agent.discovery.sources import Beat, Emit, Resync, read_in_turns, unwatched
 from agent.runtime.problems import Problems, Troubles
 from backends.base import Host, HostPath, PathChange
 

@@ -1,6 +1,9 @@
-"""Receives kernel object events as hints where to look, and as records, where they tell what sysfs does not keep.
+"""Receives what the kernel says by netlink as hints where to look: its objects' events, and changes of network interfaces.
 
-The kernel's own events come from a plain socket; pyudev makes that for udevd's, and only there it is imported: with
+Events become records, too, where they tell what sysfs does not keep. Of interfaces rtnetlink tells that they come, go, go up or
+down, and only of those of this process's network namespace: in a container it must be the host's.
+
+Events come from a plain socket; pyudev makes that for udevd's, and only there it is imported: with
 libudev it takes 3 ms of a start, and 0.7 MB. Messages are read and parsed here. In a burst an event costs 8 us with all
 its properties, and 4 us if nobody wants it; `Monitor.poll` alone takes 11 us, 37 us with the properties, repeats ENOBUFS
 for ever after an overflow, and raises ValueError for a message it finds odd.
@@ -14,7 +17,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Final, Literal
@@ -22,11 +25,12 @@ from typing import Final, Literal
 from anyio import TASK_STATUS_IGNORED, to_thread
 from anyio.abc import TaskStatus
 
-from agent.discovery.sources.base import Beat, Emit, Resync, boot_id, read_in_turns, unwatched
+from agent.discovery.sources import Beat, Emit, Resync, boot_id, read_in_turns, unwatched
 from agent.runtime import process
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
-from backends.base import ANY_SUBSYSTEM, Host, HostPath, Record, Uevent
+from agent.runtime.watchdog import beating
+from backends.base import ANY_SUBSYSTEM, Host, HostPath, LinkChange, Record, Uevent
 from backends.errors import ShortageError
 
 Mode = Literal["kernel", "udev"]
@@ -41,6 +45,21 @@ _CREDENTIALS: Final = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 _UDEV_MAGIC: Final = b"libudev\0\xfe\xed\xca\xfe"  # udev_monitor_netlink_header, as systemd and eudev write it
 _UDEV_EXTENT: Final = struct.Struct("=II")  # its properties_off and properties_len, at byte 16
 _BATCH: Final = 128  # events between two turns of the event loop: 1 ms
+
+LINK_BUFFER_BYTES: Final = 1 << 20
+"""Of the socket, doubled by the kernel: some 800 messages (2.5 kB each). It takes memory only while they wait."""
+
+_GROUP: Final = 1  # RTMGRP_LINK (linux/rtnetlink.h)
+_NEW, _GONE = 16, 17  # RTM_NEWLINK, RTM_DELLINK
+_NAME: Final = 3  # IFLA_IFNAME (linux/if_link.h)
+_HEADER: Final = struct.Struct("=IHHII")  # struct nlmsghdr: length, type, flags, sequence, port
+_INTERFACE: Final = struct.Struct("=BxHiII")  # struct ifinfomsg: family, type, index, flags, change
+_ATTRIBUTE: Final = struct.Struct("=HH")  # struct rtattr: length, type
+_LINK_BYTES: Final = 32 << 10  # as iproute2 reads them; of a longer one the name, which comes first, is enough
+_LINKS_AT_ONCE: Final = 64  # messages between two turns of the event loop: 1 ms
+
+
+# --- uevents ---
 
 
 class UeventSource:
@@ -252,3 +271,116 @@ def _enlarge(sock: socket.socket, buffer_bytes: int) -> None:
         sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, buffer_bytes)
     except PermissionError:  # needs CAP_NET_ADMIN; without it net.core.rmem_max is the limit
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+
+
+# --- network interfaces ---
+
+
+class LinkSource:
+    """Hands on every change of a network interface; after an overflow or a restart, a `Resync`."""
+
+    def __init__(self, emit: Emit, buffer_bytes: int = LINK_BUFFER_BYTES, beat: Beat = unwatched) -> None:
+        self._emit = emit
+        self._beat = beat
+        self._buffer_bytes = buffer_bytes
+        self._wanted = asyncio.Event()
+        self._dropped = False
+        self._ran_before = False
+
+    def watch(self, wanted: bool) -> None:  # as the other sources' `watch`
+        """From now on hand changes on, or do not."""
+        if wanted:
+            self._wanted.set()
+        else:
+            self._wanted.clear()
+
+    async def run(self, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED) -> None:
+        """Receive until cancelled, once that is wanted; `started` once no later change can be missed.
+
+        Raises:
+            OSError: no such socket can be had here; the message says why and what to do.
+        """
+        late = self._ran_before or not self._wanted.is_set()
+        await beating(self._wanted.wait, self._beat)
+        with _open(self._buffer_bytes) as sock:
+            self._ran_before = True
+            if late:
+                self._emit(Resync("changes of network interfaces are received from now on"))
+            task_status.started()
+            await read_in_turns(sock.fileno(), partial(self._receive, sock), self._beat)
+
+    def _receive(self, sock: socket.socket) -> bool:
+        """Read one batch; True if more may be waiting."""
+        for _ in range(_LINKS_AT_ONCE):
+            try:
+                data, (port, _groups) = sock.recvfrom(_LINK_BYTES)
+            except BlockingIOError:
+                self._resync_if_dropped()
+                return False
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                self._dropped = True
+                continue
+            if port == 0 and self._wanted.is_set():  # the kernel's; any process may send us a message of its own
+                for change in parse(data):
+                    self._emit(change)
+        return True
+
+    def _resync_if_dropped(self) -> None:
+        # only now: the kernel goes on dropping, without a word, until the socket has been drained
+        if self._dropped:
+            self._dropped = False
+            self._emit(Resync("the kernel dropped changes of network interfaces because too many were waiting"))
+
+
+def parse(data: bytes) -> Iterator[LinkChange]:
+    """The changes that a datagram tells of; whatever is cut off or of another kind is passed over."""
+    start = 0
+    while start + _HEADER.size <= len(data):
+        length, kind, *_ = _HEADER.unpack_from(data, start)
+        if length < _HEADER.size:
+            return
+        end = min(start + length, len(data))
+        body = start + _HEADER.size
+        if kind in (_NEW, _GONE) and body + _INTERFACE.size <= end:
+            index = _INTERFACE.unpack_from(data, body)[2]
+            if name := _attributes(data[body + _INTERFACE.size : end]).get(_NAME):
+                yield LinkChange(os.fsdecode(name.rstrip(b"\0")), index)
+        start += _aligned(length)
+
+
+def _attributes(data: bytes) -> dict[int, bytes]:
+    found, start = {}, 0
+    while start + _ATTRIBUTE.size <= len(data):
+        length, kind = _ATTRIBUTE.unpack_from(data, start)
+        if length < _ATTRIBUTE.size:
+            break
+        found[kind] = data[start + _ATTRIBUTE.size : start + length]
+        start += _aligned(length)
+    return found
+
+
+def _aligned(length: int) -> int:
+    """NLMSG_ALIGN and RTA_ALIGN."""
+    return (length + 3) & ~3
+
+
+def _open(buffer_bytes: int) -> socket.socket:
+    """The socket, bound to the group of link changes."""
+    sock = None
+    try:
+        sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)  # at most net.core.rmem_max
+        sock.bind((0, _GROUP))
+    except OSError as error:
+        if sock is not None:
+            sock.close()
+        raise OSError(
+            error.errno,
+            "changes of network interfaces cannot be received: the kernel's socket (NETLINK_ROUTE) was refused "
+            f"({os.strerror(error.errno or 0)}); allow AF_NETLINK in the unit or the container; "
+            "until then ports are only looked at from time to time",
+        ) from error
+    return sock

@@ -31,7 +31,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 from msgspec import Struct, field
 
-from agent.discovery.sources.base import Beat, Emit, boot_id, unwatched
+from agent.discovery.sources import Beat, Emit, boot_id, unwatched
 from agent.runtime.errors import words
 from agent.runtime.problems import Problems, Troubles
 from agent.runtime.watchdog import beating

@@ -1,1 +1,0 @@
-"""Sources: what the kernel says, turned into hints and records."""
