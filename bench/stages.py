@@ -44,12 +44,12 @@ _WRAPPED: Final = (
     ("agent.daemon.node", "Node._commit", "inventory and health"),
     ("agent.kubelet.plugin", "Plugin.publish", "snapshots"),
     ("agent.kubelet.plugin", "EncodedList.message", "stream woken, what pods hold"),
-    ("agent.kubelet.transport.server", "Connection.data_received", "loop woken"),
+    ("agent.kubelet.server", "Connection.data_received", "loop woken"),
     ("agent.kubelet.plugin", "Plugin._allocate", "HTTP/2 in"),
     ("agent.kubelet.allocation", "Allocator.allocate", "request read"),
     ("agent.daemon.node", "Node.allocated", "slots and claims"),
     ("agent.kubelet.wire", "encode_allocate", "claim written, edits"),
-    ("agent.kubelet.transport.client", "GatheringTransport._send", "HTTP/2 out"),
+    ("agent.kubelet.client", "GatheringTransport._send", "HTTP/2 out"),
 )
 """Module, function, and the stage that ends when it is called."""
 

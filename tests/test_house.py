@@ -39,7 +39,6 @@ _APART: Final = {
         ),
         "a foreign format or program, with its source: it changes when that does",
     ),
-    "agent/kubelet/cgroups.py": "the kernel's format: read beside that, not beside what uses it",
     "agent/cli/import_.py": "a command, which another one borrows from: each has a file",
     "agent/importing/readers/mediated.py": "a section of KubeVirt's configuration with rules of its own",
     "agent/importing/writing.py": "what is read is one way, what is written the other",

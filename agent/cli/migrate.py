@@ -26,9 +26,8 @@ from agent.importing import Imported
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import not_offered
 from agent.inventory.survey import PATIENCE, Survey, survey
-from agent.kubelet import checkpoint
-from agent.kubelet.checkpoint import CheckpointEntry, CheckpointError
-from agent.kubelet.podresources import PodResourcesError, list_pods
+from agent.kubelet import witnesses
+from agent.kubelet.witnesses import CheckpointEntry, CheckpointError, PodResourcesError, list_pods
 from agent.runtime import logs
 from agent.runtime.errors import ExitCode, some
 from backends import registry
@@ -188,7 +187,7 @@ async def holders(inventory: Inventory, plugin_dir: Path, pod_resources: Path) -
     unread: list[str] = []
     entries: Iterable[CheckpointEntry] = ()
     try:
-        if (found := checkpoint.read(plugin_dir)) is not None:
+        if (found := witnesses.read_checkpoint(plugin_dir)) is not None:
             entries = found.entries
         else:
             unread.append(

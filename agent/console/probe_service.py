@@ -12,9 +12,9 @@ import anyio
 from agent.console.control import Control
 from agent.console.sockets import PROBES, WELL, probe_socket
 from agent.console.views import Status
+from agent.kubelet.client import listens
 from agent.kubelet.lock import identity
-from agent.kubelet.transport.client import listens
-from agent.kubelet.transport.server import listen
+from agent.kubelet.server import listen
 
 _LOOK_AGAIN: Final = 2.0  # seconds between two looks whether the socket is still there
 _ASKS_WITHIN: Final = 2.0  # seconds

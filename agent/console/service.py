@@ -33,7 +33,7 @@ from agent.console.control import (
 )
 from agent.console.views import Event
 from agent.kubelet.lock import exclusive
-from agent.kubelet.transport.server import SocketServer, refusal
+from agent.kubelet.server import SocketServer, refusal
 from agent.runtime.problems import Problems
 
 _LOOK_AGAIN: Final = 2.0  # seconds between two looks whether the socket is still there

@@ -16,8 +16,8 @@ import structlog
 from agent.claims.ledger import names_of
 from agent.daemon.node import Node
 from agent.health.judgement import DRAINED
+from agent.kubelet.client import listens
 from agent.kubelet.kubelet_socket import Kubelet
-from agent.kubelet.transport.client import listens
 from agent.model import SlotKey
 from agent.runtime.problems import Trouble
 

@@ -20,8 +20,7 @@ from msgspec import Struct
 from agent.config import Config
 from agent.config.file import DraConfig
 from agent.daemon.node import Node
-from agent.kubelet.allocation import Allocator
-from agent.kubelet.prestart import Starter
+from agent.kubelet.allocation import Allocator, Starter
 from agent.kubernetes.api import Api, ApiError, backoff, read
 from agent.kubernetes.runner import connected, load_client
 from agent.runtime.counts import Counts

@@ -31,13 +31,12 @@ from agent.discovery.sources import Beat
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
 from agent.hardware.reconciler import Reconciler
-from agent.kubelet import checkpoint
-from agent.kubelet.allocation import Allocator, Prefer, Preferences
+from agent.kubelet import witnesses
+from agent.kubelet.allocation import Allocator, Prefer, Preferences, PreStart, Starter
 from agent.kubelet.handover_socket import Predecessor, Relay, Standby, Standbys
 from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.lock import Lock, exclusive, identity, remove_leftovers
-from agent.kubelet.plugin import Plugin, PreStart
-from agent.kubelet.prestart import Starter
+from agent.kubelet.plugin import Plugin
 from agent.kubelet.registration import Registrar
 from agent.kubelet.rivals import LostResources
 from agent.kubernetes.runner import KubernetesParts
@@ -447,7 +446,7 @@ class Serving:
 
     def _look_for_room(self) -> None:
         """Report a disk on which the kubelet cannot write its record: it refuses every pod for good then (kubelet contract: A11.3)."""
-        if lack := checkpoint.lack_of_room(self._plugin_dir):
+        if lack := witnesses.lack_of_room(self._plugin_dir):
             self._full.report_once(lack)
         else:
             self._full.healed()

@@ -36,9 +36,8 @@ from agent.daemon.shutdown import Shutdown
 from agent.discovery.runner import DiscoveryRunner
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
-from agent.kubelet import checkpoint
-from agent.kubelet.allocation import Allocator, Preferences
-from agent.kubelet.prestart import Starter
+from agent.kubelet import witnesses
+from agent.kubelet.allocation import Allocator, Preferences, Starter
 from agent.kubelet.rivals import LostResources
 from agent.kubernetes.runner import KubernetesParts
 from agent.placement.choice import Admission
@@ -90,7 +89,7 @@ class Agent:
         adopter = Adopter(backends, node.inventory, node.reconciler, node)
 
         # what the kubelet is told
-        record = partial(checkpoint.version, settings.plugin_dir)
+        record = partial(witnesses.checkpoint_version, settings.plugin_dir)
         admission = Admission(record, clock.now)
         lost_resources = LostResources(settings.pod_resources, settings.plugin_dir, pod_claims=pod_claims)
         holder = pod_claims.holder

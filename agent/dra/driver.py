@@ -25,8 +25,8 @@ from agent.discovery.paths import POLL
 from agent.dra.names import digest, pool_name
 from agent.dra.preparation import Called, House, Preparer, ReadClaim
 from agent.kubelet import wire
-from agent.kubelet.transport.client import listens
-from agent.kubelet.transport.server import SocketServer, refusal
+from agent.kubelet.client import listens
+from agent.kubelet.server import SocketServer, refusal
 from agent.kubelet.wire import ClaimsCall, EmptyCall, Encoded, PreparedDevice, RegistrationStatus
 from agent.model import Health, Slot
 from agent.runtime.errors import brief, shown, words

@@ -32,10 +32,9 @@ from agent.hardware.jobs import HardwareQueue
 from agent.inventory.decision import is_meant_for_one, is_same
 from agent.inventory.inventory import Inventory
 from agent.inventory.selection import Found
-from agent.kubelet.allocation import Allocator
-from agent.kubelet.podresources import PodResourcesError, list_pods
-from agent.kubelet.prestart import Starter
+from agent.kubelet.allocation import Allocator, Starter
 from agent.kubelet.wire import PreparedDevice
+from agent.kubelet.witnesses import PodResourcesError, list_pods
 from agent.kubernetes.api import ApiError
 from agent.model import HEALTHY, Held, ResourceClaim
 from agent.runtime import pacing

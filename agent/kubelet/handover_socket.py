@@ -46,9 +46,9 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from msgspec import Struct
 
 from agent.kubelet import wire
+from agent.kubelet.client import Channel
 from agent.kubelet.lock import identity
-from agent.kubelet.transport.client import Channel
-from agent.kubelet.transport.server import listen
+from agent.kubelet.server import listen
 from agent.runtime import limits, pacing
 from agent.runtime.pacing import Doorbell
 from backends.base import AllocationRefused

@@ -17,7 +17,7 @@ import structlog
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from agent.kubelet import wire
-from agent.kubelet.transport.client import Channel
+from agent.kubelet.client import Channel
 from agent.runtime.errors import words
 from agent.runtime.problems import Problems
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from agent.kubelet.transport.client import listens
+from agent.kubelet.client import listens
 from backends.linux import files
 
 if TYPE_CHECKING:

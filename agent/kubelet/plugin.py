@@ -23,9 +23,9 @@ from grpclib.exceptions import GRPCError
 from msgspec import Struct
 
 from agent.kubelet import wire
-from agent.kubelet.allocation import Prefer, plain
+from agent.kubelet.allocation import Prefer, PreStart, plain
 from agent.kubelet.handover_socket import StandbyLostError
-from agent.kubelet.transport.server import refusal
+from agent.kubelet.server import refusal
 from agent.runtime.counts import Counts
 from agent.runtime.errors import brief_list, some
 from agent.runtime.pacing import STEP, Credit, Running
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
     from grpclib.server import Stream
 
+    from agent.kubelet.client import GatheringTransport
     from agent.kubelet.handover_socket import Relay
     from agent.kubelet.lock import Lock
-    from agent.kubelet.transport.client import GatheringTransport
     from agent.model import Slot, Snapshot
 
 
@@ -71,12 +71,6 @@ log = structlog.get_logger()
 
 Allocate = Callable[[str, Sequence[str], Callable[[str], bool]], Awaitable[wire.Encoded]]
 """Gives these IDs of a resource to a container, as an AllocateResponse; asks whether the kubelet was told of an ID.
-
-Raises AllocationRefused with a sentence for the pod's owner.
-"""
-
-PreStart = Callable[[str, Sequence[str]], Awaitable[None]]
-"""Makes sure that a container may start with these IDs of a resource.
 
 Raises AllocationRefused with a sentence for the pod's owner.
 """

@@ -27,18 +27,19 @@ import structlog
 from agent.claims.foreign_claims import Answer, Trace, Tracer
 from agent.claims.ledger import Ledger, Pods, names_of
 from agent.inventory.inventory import Inventory
-from agent.kubelet import cgroups
-from agent.kubelet.checkpoint import (
+from agent.kubelet import witnesses
+from agent.kubelet.wire import PodDevices
+from agent.kubelet.witnesses import (
     Checkpoint,
     CheckpointEntry,
     CheckpointError,
     CheckpointReader,
     DamagedError,
+    PodResourcesError,
     Version,
+    list_pods,
     read_at_once,
 )
-from agent.kubelet.podresources import PodResourcesError, list_pods
-from agent.kubelet.wire import PodDevices
 from agent.model import Held, SlotKey
 from agent.runtime import pacing
 from agent.runtime.pacing import Backoff, Doorbell
@@ -423,7 +424,7 @@ class PodClaims:
             return None
         try:
             async with pacing.running_timeout(_LIST_WAITS):
-                return await self._workers.start(partial(cgroups.running, self._sys))
+                return await self._workers.start(partial(witnesses.running_pods, self._sys))
         except (TimeoutError, NoWorkerError):
             return None
 

@@ -26,7 +26,7 @@ from agent.kubelet import wire
 from agent.kubelet.handover_socket import End, Predecessor
 from agent.kubelet.kubelet_socket import Kubelet, RegistrationError, UnreachableError
 from agent.kubelet.plugin import Plugin
-from agent.kubelet.transport.server import SocketServer, refusal
+from agent.kubelet.server import SocketServer, refusal
 from agent.runtime import limits
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
@@ -36,7 +36,7 @@ from agent.runtime.problems import Problems
 if TYPE_CHECKING:
     from grpclib.server import Stream
 
-    from agent.kubelet.transport.server import Connection
+    from agent.kubelet.server import Connection
 
 _STREAM_WITHIN: Final = (
     5.0  # seconds after which a registration without a stream, or a stream without a list, did not work (A2)

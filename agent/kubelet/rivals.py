@@ -28,10 +28,9 @@ import structlog
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from agent.kubelet.checkpoint import FILE_NAME, Version, record
+from agent.kubelet.client import listens
 from agent.kubelet.pod_claims import PodClaims
-from agent.kubelet.podresources import PodResourcesError, list_allocatable
-from agent.kubelet.transport.client import listens
+from agent.kubelet.witnesses import FILE_NAME, PodResourcesError, Version, list_allocatable, record
 from agent.runtime import pacing
 from agent.runtime.errors import some
 from agent.runtime.pacing import Backoff, Doorbell

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from agent.kubelet.api import dra as api
 from agent.kubelet.api.v1 import CdiDevice, ClaimResource, ContainerResources, DynamicResource, PodResources
-from agent.kubelet.transport.client import Channel, listens
+from agent.kubelet.client import Channel, listens
 from agent.kubelet.wire import Encoded
 from agent.simulation.background_tasks import Background
 from agent.simulation.clock import Clock

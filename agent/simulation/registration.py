@@ -16,7 +16,7 @@ from grpclib.const import Handler, Status
 from grpclib.server import Stream
 
 from agent.kubelet.api.v1beta1 import Empty, RegisterRequest, RegistrationBase
-from agent.kubelet.transport.server import refusal
+from agent.kubelet.server import refusal
 from agent.simulation.background_tasks import Background
 from agent.simulation.changes import Change, Feed, Kind
 from agent.simulation.plugin_client import PluginError

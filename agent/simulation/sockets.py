@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.server import SocketServer
 from agent.simulation.device_manager import checkpoint
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.kubelet.api import dra as api
-from agent.kubelet.transport.client import Channel
+from agent.kubelet.client import Channel
 from agent.kubelet.wire import Encoded
 from agent.kubernetes.client import ApiClient
 from agent.kubernetes.identity import Identity

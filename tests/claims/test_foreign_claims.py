@@ -10,7 +10,7 @@ import pytest
 
 from agent.claims.foreign_claims import Trace, leads_to
 from agent.kubelet.api.v1beta1 import CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount
-from agent.kubelet.checkpoint import FILE_NAME, read
+from agent.kubelet.witnesses import FILE_NAME, read_checkpoint
 from backends.base import Device, HostPath, Node
 from backends.base import Mount as HeldMount
 
@@ -24,7 +24,7 @@ async def trace(directory: Path, response: object) -> Trace:
         "AllocResp": response,
     }
     (directory / FILE_NAME).write_text(json.dumps({"Data": {"PodDeviceEntries": [entry]}, "Checksum": 1}))
-    found = read(directory)
+    found = read_checkpoint(directory)
     assert found is not None
     return await found.entries[0].trace()
 

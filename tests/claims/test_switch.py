@@ -23,11 +23,11 @@ from structlog.testing import capture_logs
 
 from agent.claims.ledger import MIN_AGE, Ledger
 from agent.inventory.inventory import Inventory
-from agent.kubelet import checkpoint, pod_claims
+from agent.kubelet import pod_claims, witnesses
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse, DeviceSpec
-from agent.kubelet.checkpoint import Checkpoint, CheckpointEntry
 from agent.kubelet.pod_claims import PodClaims
 from agent.kubelet.wire import PodDevices
+from agent.kubelet.witnesses import Checkpoint, CheckpointEntry
 from agent.model import HEALTHY, Health, Held, State
 from backends.base import Device, HostPath, Node, Resource
 from tests.fakes import KIND, Sharing, device, held, reconfigure, resource
@@ -134,7 +134,7 @@ class Switching(RuleBasedStateMachine):
         super().__init__()
         self.loop, self.patches = asyncio.new_event_loop(), ExitStack()
         self.kubelet, self.clock = Kubelet(), [1000.0]
-        self.patches.enter_context(patch.object(checkpoint, "read_at_once", lambda _: self.kubelet.written))
+        self.patches.enter_context(patch.object(witnesses, "read_at_once", lambda _: self.kubelet.written))
         self.patches.enter_context(patch.object(pod_claims, "list_pods", self.kubelet.list_pods))
         self.patches.enter_context(capture_logs())
         self.groups: list[Group] = []

@@ -18,7 +18,7 @@ from agent.console.client import Client, NoDaemonError, WrongNameError
 from agent.console.control import Codec
 from agent.console.service import AdminService, served
 from agent.console.views import Drained, Event, Gift, History, Period, Reloaded, Undrained
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.server import SocketServer
 from agent.runtime.errors import ExitCode, FairleadError
 from tests.console.fakes import FakeDaemon, status
 from tests.wait import limit

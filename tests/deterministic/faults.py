@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from agent.console.client import Client
 from agent.daemon.control import AgentControl
-from agent.kubelet.checkpoint import FILE_NAME
+from agent.kubelet.witnesses import FILE_NAME
 from agent.runtime.errors import FairleadError
 from agent.simulation.plugin_connections import Handler
 from agent.simulation.pods import Phase

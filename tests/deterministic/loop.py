@@ -359,7 +359,7 @@ def take_place() -> None:
     from agent.daemon import state_file
     from agent.discovery import sources
     from agent.discovery.discoverer import Discoverer
-    from agent.kubelet.transport.server import Connection
+    from agent.kubelet.server import Connection
     from agent.runtime import workers
     from agent.simulation.plugin_client import PluginClient
 

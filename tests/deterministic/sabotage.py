@@ -13,9 +13,9 @@ from agent.dra.publisher import Publisher as SlicePublisher
 from agent.inventory.inventory import Inventory
 from agent.inventory.lists import Listing
 from agent.kubelet import lock, plugin
+from agent.kubelet.client import GatheringTransport
 from agent.kubelet.registration import Registrar
-from agent.kubelet.transport.client import GatheringTransport
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.server import SocketServer
 from agent.model import Snapshot
 
 

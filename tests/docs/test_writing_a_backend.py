@@ -14,8 +14,7 @@ from agent.discovery.runner import SETTLE
 from agent.hardware import reconciler
 from agent.hardware.adoption import READY_DEADLINE
 from agent.hardware.releases import RELEASE_DEADLINE
-from agent.kubelet.allocation import CLAIM_DEADLINE
-from agent.kubelet.prestart import PRE_START_DEADLINE
+from agent.kubelet.allocation import CLAIM_DEADLINE, PRE_START_DEADLINE
 from backends.base import Backend
 from tests.docs.pages import Command, blocks, text
 from tests.docs.terminals import Terminals

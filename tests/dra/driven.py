@@ -18,8 +18,7 @@ from agent.dra.names import pool_name
 from agent.dra.preparation import House
 from agent.hardware.jobs import HardwareQueue, Jobs
 from agent.inventory.inventory import Inventory
-from agent.kubelet.allocation import Allocator
-from agent.kubelet.prestart import Starter
+from agent.kubelet.allocation import Allocator, Starter
 from agent.kubernetes.api import ApiError
 from agent.model import HEALTHY, Health, Held, State
 from agent.runtime.counts import Counts

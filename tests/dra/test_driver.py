@@ -14,7 +14,7 @@ from agent.discovery.paths import POLL
 from agent.dra import driver as module
 from agent.dra.driver import DRA_SERVICES, HEALTH_SERVICES
 from agent.kubelet.api import dra as messages
-from agent.kubelet.transport.client import Channel
+from agent.kubelet.client import Channel
 from agent.kubelet.wire import Encoded
 from agent.model import HEALTHY as WELL
 from agent.runtime.limits import SOCKET_PATH_LIMIT

@@ -14,7 +14,7 @@ from h2.events import Event, ResponseReceived, StreamEnded
 from h2.settings import SettingCodes
 
 from agent.kubelet.api.v1beta1 import Empty, RegisterRequest, RegistrationBase
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.server import SocketServer
 from tests.wait import PATIENCE
 
 _HEADERS = [

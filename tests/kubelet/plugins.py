@@ -14,7 +14,7 @@ from grpclib.client import Channel, UnaryStreamMethod, UnaryUnaryMethod
 from agent.inventory.lists import Listing
 from agent.kubelet.api.v1beta1 import AllocateRequest, AllocateResponse, ContainerAllocateRequest, Empty
 from agent.kubelet.plugin import Plugin
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import Codec, DeviceList, Encoded, encode_allocate
 from agent.model import HEALTHY, Health, Slot, State
 from backends.base import ContainerEdits, Device

@@ -13,10 +13,10 @@ from agent.discovery.paths import DirectoryWatch
 from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.lock import exclusive
 from agent.kubelet.plugin import Plugin
-from agent.kubelet.podresources import list_pods
 from agent.kubelet.registration import Registrar
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import PluginOptions
+from agent.kubelet.witnesses import list_pods
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from tests.cancelling import cancelled_everywhere
 from tests.kubelet.plugins import TOY, Lists, nothing

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.kubelet.cgroups import running
+from agent.kubelet.witnesses import running_pods
 from tests.backends.trees import planted_host
 
 ONE, TWO = "0d1f1f4e-8a6a-4c39-9d2c-7a2e5c1f3d11", "6b0b1c6e-8a6a-4c39-9d2c-7a2e5c1f3d11"
@@ -38,15 +38,15 @@ sys/fs/cgroup/pids/kubepods/burstable/pod{ONE}/9c0d/cgroup.procs = 4711
 
 @pytest.mark.parametrize("tree", [SYSTEMD, CGROUPFS, KIND, FIRST], ids=["systemd", "cgroupfs", "kind", "cgroup v1"])
 def test_a_pod_runs_while_its_cgroup_has_a_process(tmp_path: Path, tree: str) -> None:
-    assert running(planted_host(tmp_path, tree).sys) == frozenset({ONE})
+    assert running_pods(planted_host(tmp_path, tree).sys) == frozenset({ONE})
 
 
 def test_a_static_pod_has_a_hash_for_its_uid(tmp_path: Path) -> None:
     tree = f"sys/fs/cgroup/kubepods/pod{STATIC}/cgroup.events = populated 1"
-    assert running(planted_host(tmp_path, tree).sys) == frozenset({STATIC})
+    assert running_pods(planted_host(tmp_path, tree).sys) == frozenset({STATIC})
 
 
 @pytest.mark.parametrize("tree", ["", "sys/fs/cgroup/cgroup.controllers = cpu\nsys/fs/cgroup/cgroup.procs = 1"])
 def test_where_no_pods_cgroup_is_to_be_seen_nothing_is_known(tmp_path: Path, tree: str) -> None:
     """As in a container that has not the host's /sys."""
-    assert running(planted_host(tmp_path, tree).sys) is None
+    assert running_pods(planted_host(tmp_path, tree).sys) is None

@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.kubelet import checkpoint
-from agent.kubelet.checkpoint import CheckpointEntry, CheckpointError, CheckpointReader, parse, read, read_at_once
+from agent.kubelet import witnesses
+from agent.kubelet.witnesses import (
+    CheckpointEntry,
+    CheckpointError,
+    CheckpointReader,
+    parse_checkpoint,
+    read_at_once,
+    read_checkpoint,
+)
 
 WRITTEN = {
     "Data": {
@@ -30,7 +37,7 @@ WRITTEN = {
 
 
 def test_both_ways_to_write_device_ids_are_read() -> None:
-    assert parse(json.dumps(WRITTEN).encode(), (1, 1, 1)).entries == (
+    assert parse_checkpoint(json.dumps(WRITTEN).encode(), (1, 1, 1)).entries == (
         CheckpointEntry("0f2c", "main", "nvidia.com/gpu", ("a", "b", "c")),
         CheckpointEntry("77", "old", "x/y", ("1", "2")),
         CheckpointEntry("78", "none", "x/y", ()),
@@ -38,23 +45,26 @@ def test_both_ways_to_write_device_ids_are_read() -> None:
 
 
 def test_a_kubelet_without_pods_has_no_entries() -> None:
-    assert parse(b'{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}', (1, 1, 1)).entries == ()
+    assert (
+        parse_checkpoint(b'{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}', (1, 1, 1)).entries
+        == ()
+    )
 
 
 def test_no_file_is_no_checkpoint(tmp_path: Path) -> None:
-    assert read(tmp_path) is None
+    assert read_checkpoint(tmp_path) is None
 
 
 def test_each_writing_has_a_version_of_its_own(tmp_path: Path) -> None:
-    path = tmp_path / checkpoint.FILE_NAME
+    path = tmp_path / witnesses.FILE_NAME
     path.write_text(json.dumps(WRITTEN))
-    first = read(tmp_path)
+    first = read_checkpoint(tmp_path)
     assert first is not None
-    assert first == read(tmp_path)
+    assert first == read_checkpoint(tmp_path)
     found = path.stat()
     assert first.version == (found.st_ino, found.st_mtime_ns, found.st_size)
     os.utime(path, ns=(0, first.version[1] + 1))
-    again = read(tmp_path)
+    again = read_checkpoint(tmp_path)
     assert again is not None
     assert again.version != first.version
     assert again.entries == first.entries
@@ -72,28 +82,28 @@ def test_each_writing_has_a_version_of_its_own(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_file_is_told_in_a_sentence(tmp_path: Path, content: bytes, what: str) -> None:
-    (tmp_path / checkpoint.FILE_NAME).write_bytes(content)
+    (tmp_path / witnesses.FILE_NAME).write_bytes(content)
     with pytest.raises(CheckpointError, match=what) as raised:
-        read(tmp_path)
+        read_checkpoint(tmp_path)
     assert str(raised.value).startswith(f"{tmp_path}/kubelet_internal_checkpoint is damaged: ")
     assert str(raised.value).endswith("; the kubelet writes it anew with the next list of devices")
 
 
 def test_an_unreadable_file_is_told_in_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / checkpoint.FILE_NAME).mkdir()
+    (tmp_path / witnesses.FILE_NAME).mkdir()
     with pytest.raises(CheckpointError, match="cannot be read: Is a directory"):
-        read(tmp_path)
+        read_checkpoint(tmp_path)
 
 
 def test_what_the_kernel_has_in_memory_is_read_as_a_thread_would_read_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / checkpoint.FILE_NAME
+    path = tmp_path / witnesses.FILE_NAME
     assert read_at_once(tmp_path) is None
     path.write_text(json.dumps(WRITTEN))
     monkeypatch.setattr(os, "preadv", lambda file, buffers, offset, _: os_preadv(file, buffers, offset))
-    assert read_at_once(tmp_path) == read(tmp_path)
-    path.write_text(json.dumps(WRITTEN) + " " * checkpoint._AT_ONCE_BYTES)
+    assert read_at_once(tmp_path) == read_checkpoint(tmp_path)
+    path.write_text(json.dumps(WRITTEN) + " " * witnesses._AT_ONCE_BYTES)
     with pytest.raises(BlockingIOError):  # it takes too long for the event loop
         read_at_once(tmp_path)
     path.write_text("{")
@@ -115,8 +125,8 @@ async def test_a_checkpoint_that_must_be_waited_for_is_read_in_a_thread(
             return 1
         raise OSError(error, os.strerror(error))
 
-    (tmp_path / checkpoint.FILE_NAME).write_bytes(json.dumps(WRITTEN).encode())
+    (tmp_path / witnesses.FILE_NAME).write_bytes(json.dumps(WRITTEN).encode())
     monkeypatch.setattr(os, "preadv", preadv)
     reader = CheckpointReader(tmp_path)
-    assert await reader.read() == read(tmp_path)
+    assert await reader.read() == read_checkpoint(tmp_path)
     reader.close()

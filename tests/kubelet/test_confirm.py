@@ -14,10 +14,10 @@ import pytest
 from agent.claims.foreign_claims import Answer, Trace
 from agent.claims.ledger import Ledger, Traced
 from agent.inventory.inventory import Inventory
-from agent.kubelet import checkpoint, pod_claims
+from agent.kubelet import pod_claims, witnesses
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse, DeviceSpec
-from agent.kubelet.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, CheckpointReader
 from agent.kubelet.pod_claims import PodClaims
+from agent.kubelet.witnesses import Checkpoint, CheckpointEntry, CheckpointError, CheckpointReader
 from agent.model import Held, SlotKey
 from backends.base import Device
 from tests.wait import limit, until
@@ -39,8 +39,8 @@ class Readings:
         self.error: Exception | None = None
         self.go = threading.Event()
         self.go.set()
-        monkeypatch.setattr(checkpoint, "read", self._read)
-        monkeypatch.setattr(checkpoint, "read_at_once", must_be_waited_for)
+        monkeypatch.setattr(witnesses, "read_checkpoint", self._read)
+        monkeypatch.setattr(witnesses, "read_at_once", must_be_waited_for)
 
     def hold(self, *ids: str) -> None:
         self.found = Checkpoint((1, 1, 1), (), {TOY: frozenset(ids)})
@@ -240,7 +240,7 @@ async def test_a_reading_that_fails_makes_no_young_checkpoint_an_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, pod="a", age=0)
-    now = (tmp_path / checkpoint.FILE_NAME).stat().st_mtime
+    now = (tmp_path / witnesses.FILE_NAME).stat().st_mtime
     reader = CheckpointReader(tmp_path, wall=lambda: now)
     assert await reader.read() is not None
     now += 60
@@ -248,7 +248,7 @@ async def test_a_reading_that_fails_makes_no_young_checkpoint_an_old_one(
     def fails(_: Path) -> Checkpoint:
         raise CheckpointError("damaged")
 
-    monkeypatch.setattr(checkpoint, "read_at_once", fails)
+    monkeypatch.setattr(witnesses, "read_at_once", fails)
     with pytest.raises(CheckpointError):
         await reader.read()
     reader.close()
@@ -258,13 +258,13 @@ async def test_a_reading_that_fails_makes_no_young_checkpoint_an_old_one(
 def count_readings(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """What was read from now on, at once or in a thread: not each file system can be read at once."""
     readings: list[bytes] = []
-    original = checkpoint.parse
+    original = witnesses.parse_checkpoint
 
-    def counted(data: bytes, version: checkpoint.Version) -> Checkpoint:
+    def counted(data: bytes, version: witnesses.Version) -> Checkpoint:
         readings.append(data)
         return original(data, version)
 
-    monkeypatch.setattr(checkpoint, "parse", counted)
+    monkeypatch.setattr(witnesses, "parse_checkpoint", counted)
     return readings
 
 
@@ -275,7 +275,7 @@ def write(directory: Path, pod: str, age: float) -> None:
     fresh.write_bytes(msgspec.json.encode({"Data": {"PodDeviceEntries": [entry]}, "Checksum": 1}))
     written = fresh.stat().st_mtime - age
     os.utime(fresh, (written, written))
-    fresh.rename(directory / checkpoint.FILE_NAME)
+    fresh.rename(directory / witnesses.FILE_NAME)
 
 
 async def test_first_lists_of_many_resources_cost_one_question(tmp_path: Path, readings: Readings) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from agent.kubelet.checkpoint import Version
 from agent.kubelet.plugin import Offer
 from agent.kubelet.rivals import Observation, confirmed, ended, is_late, observe, sentence, unlike_since
+from agent.kubelet.witnesses import Version
 from agent.model import HEALTHY, Slot
 from tests.kubelet.plugins import SICK
 

@@ -40,7 +40,7 @@ from agent.kubelet.api.v1beta1 import (
 from agent.kubelet.api.v1beta1 import Device as ListedDevice
 from agent.kubelet.lock import exclusive
 from agent.kubelet.plugin import COALESCE, CREDIT, EncodedList, Plugin
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.server import SocketServer
 from agent.model import HEALTHY, Slot, Snapshot
 from backends.base import AllocationRefused
 from tests.kubelet.plugins import (

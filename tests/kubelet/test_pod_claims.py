@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.claims.ledger import MIN_AGE, Ledger
-from agent.kubelet import checkpoint
 from agent.kubelet import pod_claims as module
+from agent.kubelet import witnesses
 from agent.kubelet.api.v1 import (
     CdiDevice,
     ClaimResource,
@@ -25,9 +25,9 @@ from agent.kubelet.api.v1 import (
     ListPodResourcesResponse,
     PodResources,
 )
-from agent.kubelet.checkpoint import FILE_NAME
 from agent.kubelet.pod_claims import PodClaims
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.server import SocketServer
+from agent.kubelet.witnesses import FILE_NAME
 from agent.model import Held, ResourceClaim, SlotKey
 from agent.runtime.pacing import Doorbell
 from agent.simulation.changes import Kind
@@ -321,8 +321,8 @@ async def test_a_checkpoint_whose_reading_hangs_ends_nothing_and_costs_two_threa
     house: House, pods: Pods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_go = threading.Event()
-    monkeypatch.setattr(checkpoint, "read", lambda _: let_go.wait())
-    monkeypatch.setattr(checkpoint, "read_at_once", must_be_waited_for)
+    monkeypatch.setattr(witnesses, "read_checkpoint", lambda _: let_go.wait())
+    monkeypatch.setattr(witnesses, "read_at_once", must_be_waited_for)
     house.ledger.allocate([held("a")], house.now)
     before = threading.active_count()
     for _ in range(5):

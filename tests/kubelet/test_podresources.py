@@ -12,7 +12,7 @@ import grpclib
 import pytest
 from grpclib.const import Cardinality, Handler, Status
 
-from agent.kubelet import podresources
+from agent.kubelet import witnesses
 from agent.kubelet.api.v1 import (
     ContainerDevices,
     ContainerResources,
@@ -20,9 +20,9 @@ from agent.kubelet.api.v1 import (
     ListPodResourcesResponse,
     PodResources,
 )
-from agent.kubelet.podresources import PodResourcesError, list_pods
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import Encoded, PodDevices
+from agent.kubelet.witnesses import PodResourcesError, list_pods
 from tests.kubelet.transport.test_floods import EMPTY_DATA, PING, UNKNOWN
 from tests.wait import PATIENCE, at_once, limit, pass_time
 
@@ -208,7 +208,7 @@ async def test_a_socket_that_speaks_no_http2_is_told_in_a_sentence(tmp_path: Pat
 
 
 async def test_an_answer_without_an_end_is_cut_off(tmp_path: Path) -> None:
-    async with kubelet(tmp_path / "s", sends(Encoded(b"\x0a\x00" * (podresources.MOST_BYTES // 2 + 1)))):
+    async with kubelet(tmp_path / "s", sends(Encoded(b"\x0a\x00" * (witnesses.ANSWER_BYTES // 2 + 1)))):
         with pytest.raises(PodResourcesError, match="more than 16 MiB"):
             await list_pods(tmp_path / "s", PATIENCE)
 

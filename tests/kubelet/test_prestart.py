@@ -16,7 +16,7 @@ from agent.discovery.discoverer import LookError
 from agent.hardware.jobs import ROOMS, HardwareQueue, Jobs
 from agent.health import HealthBook
 from agent.inventory.inventory import Inventory
-from agent.kubelet.prestart import PRE_START_DEADLINE, Starter
+from agent.kubelet.allocation import PRE_START_DEADLINE, Starter
 from agent.model import Health, Held
 from backends.base import (
     AllocationRefused,

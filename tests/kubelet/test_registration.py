@@ -29,7 +29,7 @@ from agent.kubelet.api.v1beta1 import DevicePluginOptions, Empty, RegisterReques
 from agent.kubelet.kubelet_socket import Kubelet, RegistrationError
 from agent.kubelet.plugin import Plugin
 from agent.kubelet.registration import Registrar
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import Encoded, PluginOptions, PreferredRequest
 from agent.runtime.pacing import Doorbell
 from agent.simulation import plugin_client

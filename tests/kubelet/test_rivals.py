@@ -16,12 +16,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.kubelet import rivals
-from agent.kubelet.checkpoint import FILE_NAME
 from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.plugin import Plugin
-from agent.kubelet.podresources import PodResourcesError
 from agent.kubelet.rivals import INTERVAL, SETTLED, LostResources, Observation
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.server import SocketServer
+from agent.kubelet.witnesses import FILE_NAME, PodResourcesError
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.sockets import Version
 from tests.background import running as background

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.kubelet.transport.server import listen
+from agent.kubelet.server import listen
 from agent.kubelet.wire import device_head, device_tail, list_item
 from agent.runtime import limits
 

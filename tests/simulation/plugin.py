@@ -28,9 +28,9 @@ from agent.kubelet.api.v1beta1 import (
     RegisterRequest,
     RegistrationStub,
 )
-from agent.kubelet.checkpoint import record
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import Codec, Encoded, device_head, device_tail, join_list, list_item
+from agent.kubelet.witnesses import record
 from agent.simulation.changes import ResourceView
 from agent.simulation.kubelet import Kubelet
 from tests.wait import until

@@ -11,8 +11,8 @@ import pytest
 from grpclib.const import Cardinality, Handler
 
 from agent.kubelet.api import dra as api
-from agent.kubelet.podresources import list_pods
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.server import SocketServer
+from agent.kubelet.witnesses import list_pods
 from agent.simulation.clock import Clock
 from agent.simulation.dra import ClaimError, ClaimKey
 from agent.simulation.kubelet import Kubelet

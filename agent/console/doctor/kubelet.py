@@ -17,10 +17,10 @@ from agent.console.advice import REASONS
 from agent.console.doctor.findings import Finding, Level, Patient, failure, fine, warning
 from agent.console.doctor.host import filesystem
 from agent.console.views import Status
-from agent.kubelet.checkpoint import FILE_NAME, lack_of_room, record
+from agent.kubelet.client import listens
 from agent.kubelet.lock import holder
 from agent.kubelet.rivals import other_sockets
-from agent.kubelet.transport.client import listens
+from agent.kubelet.witnesses import FILE_NAME, lack_of_room, record
 from agent.model import State
 from agent.runtime.errors import some
 from agent.runtime.limits import SOCKET_DIRECTORY

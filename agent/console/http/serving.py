@@ -28,7 +28,7 @@ from uvicorn.server import ServerState
 from agent.console.control import Control
 from agent.console.http.app import Face
 from agent.console.probe_service import Health
-from agent.kubelet.transport.server import listen as listen_at
+from agent.kubelet.server import listen as listen_at
 from agent.runtime.counts import Counts
 from agent.runtime.problems import Problems
 from agent.runtime.process import AGAIN, Shortage

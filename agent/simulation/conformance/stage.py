@@ -31,7 +31,7 @@ from agent.kubelet.api.v1beta1 import (
     RegisterRequest,
     RegistrationStub,
 )
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import HEALTHY, Codec
 from agent.simulation.background_tasks import Background
 from agent.simulation.changes import Change, Kind

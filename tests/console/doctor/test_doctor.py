@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from agent.config import AgentConfig, Config
 from agent.console.doctor import checks, host, kubelet, process_rights
 from agent.console.doctor.findings import Check, Finding, Level, Patient
-from agent.kubelet.checkpoint import FILE_NAME
+from agent.kubelet.witnesses import FILE_NAME
 from backends.base import Host, Resource, ResourceSpec
 from backends.chardev.options import CharDevOptions, PathOption
 from backends.gpu import GpuOptions

@@ -14,7 +14,7 @@ from agent.config import AgentConfig, Config
 from agent.console.doctor import kubelet
 from agent.console.doctor.findings import Level, Patient
 from agent.console.views import Device, Resource, Status
-from agent.kubelet.checkpoint import FILE_NAME
+from agent.kubelet.witnesses import FILE_NAME
 from backends.base import Host, ResourceSpec
 from backends.base import Resource as Configured
 from tests.console.fakes import status

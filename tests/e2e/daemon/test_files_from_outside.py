@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.kubelet.checkpoint import FILE_NAME
+from agent.kubelet.witnesses import FILE_NAME
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish
 from tests.nodes import make_node
 
 PATIENT = """
-from agent.kubelet import checkpoint
-checkpoint._DEADLINE = 3600.0
+from agent.kubelet import witnesses
+witnesses._DEADLINE = 3600.0
 """  # what opens or reads without an end is not cut off
 
 

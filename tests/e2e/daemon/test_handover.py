@@ -190,7 +190,7 @@ async def test_a_standby_that_stalls_costs_no_device_and_has_the_node_once_it_go
 
 READ_ONLY = """
 import errno, os
-from agent.kubelet.transport import server
+from agent.kubelet import server
 whole = server._listen
 def listen(path, mode):
     if os.path.exists({file!r}) and path.parent.name == "fairlead":

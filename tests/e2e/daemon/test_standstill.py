@@ -23,20 +23,20 @@ discoverer.Discoverer.__init__.__kwdefaults__["unit_deadline"] = 50.0
 
 SLOW_CHECKPOINT = """
 from pathlib import Path
-from agent.kubelet import checkpoint
+from agent.kubelet import witnesses
 from agent.kubelet import pod_claims
-checkpoint._DEADLINE = pod_claims._LIST_WAITS = 50.0
-read = checkpoint.read
+witnesses._DEADLINE = pod_claims._LIST_WAITS = 50.0
+read = witnesses.read_checkpoint
 def slowly(directory):
     slow = Path({root!r}) / "slow"
     if slow.exists():
         (slow.parent / "reading").touch()
         slow.read_text()
     return read(directory)
-checkpoint.read = slowly
+witnesses.read_checkpoint = slowly
 def must_be_waited_for(_):
     raise BlockingIOError
-checkpoint.read_at_once = must_be_waited_for
+witnesses.read_at_once = must_be_waited_for
 """
 
 

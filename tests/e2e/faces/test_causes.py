@@ -11,7 +11,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from agent.kubelet.api.v1beta1 import Empty, RegisterRequest, RegistrationBase
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.server import SocketServer
 from tests.backends.machines import intel_gpu
 from tests.backends.trees import planted_host
 from tests.e2e.node import WIDGET, Node, chardev

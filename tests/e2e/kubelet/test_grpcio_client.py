@@ -13,7 +13,7 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import Encoded
 from tests.wait import limit
 

@@ -17,7 +17,7 @@ from agent.kubelet.api.v1beta1 import (
     ContainerAllocateResponse,
     DevicePluginStub,
 )
-from agent.kubelet.checkpoint import FILE_NAME
+from agent.kubelet.witnesses import FILE_NAME
 from agent.simulation.pods import Phase
 from agent.simulation.sockets import Version
 from tests.e2e.foreign import hold, other_plugin

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from h2.events import Event
 from hpack import Encoder
 
-from agent.kubelet.transport.http2 import ServerConnection
+from agent.kubelet.http2 import ServerConnection
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)

@@ -30,7 +30,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from agent.kubelet.transport.http2 import ServerConnection
+from agent.kubelet.http2 import ServerConnection
 from tests.kubelet.transport.frames import receive
 
 ASK: Final = [

@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from agent.kubelet.client import FrameCounter
 from agent.kubelet.plugin import Plugin
-from agent.kubelet.podresources import list_pods
-from agent.kubelet.transport.client import FrameCounter
-from agent.kubelet.transport.server import Allowance
+from agent.kubelet.server import Allowance
 from agent.kubelet.wire import Encoded
+from agent.kubelet.witnesses import list_pods
 from agent.runtime.errors import brief, brief_list, unknown
 from agent.runtime.limits import MESSAGE_LIMIT
 from backends.base import AllocationRefused

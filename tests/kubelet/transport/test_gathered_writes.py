@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.kubelet.transport.client import Channel, GatheringTransport
+from agent.kubelet.client import Channel, GatheringTransport
 from tests.wait import limit
 
 Ends = tuple[GatheringTransport, socket.socket]

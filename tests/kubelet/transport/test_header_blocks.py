@@ -10,8 +10,8 @@ from hpack import Decoder, Encoder, HPACKError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.kubelet.transport import http2
-from agent.kubelet.transport.http2 import Table, header_block
+from agent.kubelet import http2
+from agent.kubelet.http2 import Table, header_block
 
 headers = st.lists(
     st.tuples(

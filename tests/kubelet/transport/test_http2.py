@@ -23,8 +23,8 @@ from h2.events import DataReceived, Event, RemoteSettingsChanged, RequestReceive
 from hpack import Decoder, Encoder
 
 from agent.kubelet.api.v1beta1 import PreStartContainerRequest
-from agent.kubelet.transport.http2 import OpenCalls, ServerConnection
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.http2 import OpenCalls, ServerConnection
+from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import Codec, Encoded
 from tests.kubelet.transport.frames import (
     CONTINUATION,

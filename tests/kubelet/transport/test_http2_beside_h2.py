@@ -21,7 +21,7 @@ from h2.events import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.kubelet.transport.http2 import ServerConnection
+from agent.kubelet.http2 import ServerConnection
 from tests.kubelet.transport.frames import (
     BLOCK,
     CONTINUATION,

@@ -23,7 +23,7 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import StreamTerminatedError
 
 from agent.kubelet.api.v1beta1 import Empty, PreStartContainerRequest
-from agent.kubelet.transport.server import SocketServer, listen
+from agent.kubelet.server import SocketServer, listen
 from agent.kubelet.wire import Codec, Encoded
 from tests.wait import at_once, limit, pass_time, settled, until
 

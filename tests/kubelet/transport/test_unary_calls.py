@@ -10,7 +10,7 @@ from grpclib.const import Cardinality, Handler, Status
 from grpclib.exceptions import GRPCError
 from hpack import Decoder, Encoder
 
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import Encoded
 from tests.kubelet.transport.frames import DATA, GOAWAY, HEADERS, PREFACE, RST_STREAM, SETTINGS, Frame
 from tests.kubelet.transport.test_http2 import Client

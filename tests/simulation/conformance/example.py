@@ -40,7 +40,7 @@ from agent.kubelet.api.v1beta1 import (
     RegistrationStub,
     TopologyInfo,
 )
-from agent.kubelet.transport.server import SocketServer
+from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import HEALTHY, UNHEALTHY, Codec
 from agent.simulation.conformance.timeline import Used
 

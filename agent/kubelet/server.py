@@ -46,8 +46,8 @@ from h2.events import (
 from h2.exceptions import StreamClosedError
 from msgspec import Struct
 
-from agent.kubelet.transport.client import GatheringTransport
-from agent.kubelet.transport.http2 import ServerConnection
+from agent.kubelet.client import GatheringTransport
+from agent.kubelet.http2 import ServerConnection
 from agent.kubelet.wire import Codec
 from agent.runtime.errors import brief
 from agent.runtime.limits import SOCKET_PATH_LIMIT

@@ -1,6 +1,15 @@
-"""Reads the kubelet's own record: which pods hold which devices, which devices are healthy (kubelet contract: A6).
+"""Asks the witnesses of who holds what: the kubelet by podresources, its checkpoint, and the pods' cgroups.
 
-It is rewritten with every list that a plugin sends, and may be stale; podresources knows better what is active.
+Podresources (v1, kubelet contract: A5) also tells what the kubelet could give. The checkpoint, its own record (A6), is rewritten
+with every list that a plugin sends, and may be stale; podresources knows better what is active.
+
+Cgroups tell which pods run: what a kubelet that lost its record does not know any more. It gives a pod's devices to another one
+once nothing of the pod runs, its sandbox included (`SyncTerminatingPod` of pkg/kubelet): a pod whose cgroup has processes has
+its devices. Which of its containers has which of them is no question then. A container's own devices can be seen, too, but not
+where it matters: a program of cgroup v2's device controller is instructions of the container runtime's making (BPF_PROG_QUERY on
+the cgroup, CAP_SYS_ADMIN), whose shape differs by runtime and which a privileged container has not; its /dev is to be read by
+/proc/PID/root alone (CAP_SYS_PTRACE), and lacks what has no node: network functions, mounts, what a process has open and was
+unlinked.
 """
 
 from __future__ import annotations
@@ -9,25 +18,34 @@ import asyncio
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass, field  # noqa: TID251  # it compares by some of its fields
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from msgspec import Struct
 
 from agent.claims.foreign_claims import Trace
-from agent.kubelet.wire import SENSELESS, messages, strings
+from agent.history.notes import uid_in
+from agent.kubelet.client import Channel
+from agent.kubelet.wire import SENSELESS, Encoded, PodDevices, allocatable_devices, messages, pod_devices, strings
 from agent.model import SlotKey
 from agent.runtime import pacing
 from agent.runtime.workers import NoWorkerError, Workers, in_slices
 from backends.linux import files
 
+ANSWER_BYTES: Final = 16 << 20
+"""Of an answer: what the kubelet's own clients take."""
+
+_Part = TypeVar("_Part")
+
 FILE_NAME: Final = "kubelet_internal_checkpoint"
 
-_MOST_BYTES: Final = 64 << 20  # 16 resources of 4 MiB each
+_CHECKPOINT_BYTES: Final = 64 << 20  # 16 resources of 4 MiB each
 _AT_ONCE_BYTES: Final = 64 << 10  # are parsed in 0.2 ms: a node's 110 pods with a device each
 _MOST_IDS: Final = 50_000  # that pods have; a list of 4 MiB has no more of them
 
@@ -36,6 +54,93 @@ _DEADLINE: Final = 5.0  # seconds in which this process runs
 
 Version = tuple[int, int, int]
 """Of one writing of the file: inode, modification time in ns, size."""
+
+_DEEPEST: Final = (
+    6  # below the root: kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/…-pod….slice
+)
+_LEAVES: Final = (".service", ".scope", ".mount", ".socket", ".swap")  # of systemd: no pod is below them
+_CGROUP_BYTES: Final = 1 << 20
+
+
+# --- podresources ---
+
+
+class PodResourcesError(Exception):
+    """The kubelet did not say which devices its pods hold, or could; the message says why."""
+
+
+async def list_pods(socket: Path, timeout: float) -> list[PodDevices]:  # noqa: ASYNC109  # of the call, told to the kubelet
+    """The devices that the containers of active pods hold; absence from one list proves nothing (A5).
+
+    Each call has a connection of its own: it is asked every minute or so, and a kubelet restarts in between.
+
+    Args:
+        socket: the kubelet's `pod-resources/kubelet.sock`, as this process sees it.
+        timeout: seconds for everything.
+
+    Raises:
+        PodResourcesError: no kubelet, no answer in time, or none that makes sense.
+    """
+    return await _ask(socket, "List", pod_devices, timeout)
+
+
+async def list_allocatable(socket: Path, timeout: float) -> dict[str, set[str]]:  # noqa: ASYNC109  # as above
+    """Resource → the IDs that the kubelet has as healthy, from its memory; a resource without one is missing.
+
+    Raises:
+        PodResourcesError: as above, or the kubelet is older than 1.23.
+    """
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for resource, ids in await _ask(socket, "GetAllocatableResources", allocatable_devices, timeout):
+        if ids:
+            found[resource].update(ids)
+    return found
+
+
+async def _ask(
+    socket: Path,
+    method: str,
+    read: Callable[[bytes], Iterable[_Part]],
+    timeout: float,  # noqa: ASYNC109  # as above
+) -> list[_Part]:
+    if socket.is_symlink():  # noqa: ASYNC240  # it waits for no disk
+        raise PodResourcesError(f"{socket} is a symbolic link, which no kubelet makes: it is not followed; remove it")
+    channel = Channel(str(socket), most_bytes=ANSWER_BYTES)
+    try:
+        request = Encoded()  # neither has fields
+        answer = await channel.call(f"/v1.PodResourcesLister/{method}", request, Encoded, timeout)
+        return await in_slices(read(answer))
+    except GRPCError as error:
+        if error.status is Status.DEADLINE_EXCEEDED:  # it knows our deadline, and may see it pass a moment before us
+            raise PodResourcesError(_silence(socket, timeout)) from error
+        raise PodResourcesError(_refusal(socket, error)) from error
+    except TimeoutError as error:
+        raise PodResourcesError(_silence(socket, timeout)) from error
+    except OSError as error:
+        raise PodResourcesError(
+            f"no kubelet answers at {socket}: {os.strerror(error.errno) if error.errno else error}"
+        ) from error
+    except (StreamTerminatedError, ProtocolError, AttributeError) as error:  # the last is grpclib's: lost when made
+        if channel.excess:
+            raise PodResourcesError(f"what answers at {socket} sends {channel.excess}: that is no kubelet's") from error
+        raise PodResourcesError(f"the kubelet at {socket} ended the call: {error}") from error
+    except SENSELESS as error:
+        raise PodResourcesError(f"the kubelet's answer at {socket} is no pod list: {error}") from error
+    finally:
+        channel.close()
+
+
+def _silence(socket: Path, seconds: float) -> str:
+    return f"the kubelet did not answer at {socket} within {seconds:g} s"
+
+
+def _refusal(socket: Path, error: GRPCError) -> str:
+    if error.status is Status.UNIMPLEMENTED:
+        return f"what answers at {socket} does not serve podresources v1 (Kubernetes 1.20 and later do)"
+    return f"the kubelet at {socket} refused to list its pods' devices: {error.message or error.status.name}"
+
+
+# --- the checkpoint ---
 
 
 class CheckpointError(Exception):
@@ -121,7 +226,7 @@ class _RegisteredFile(msgspec.Struct, rename="pascal"):
 _decoder: Final = msgspec.json.Decoder(_File)
 
 
-def version(plugin_dir: Path) -> Version | None:
+def checkpoint_version(plugin_dir: Path) -> Version | None:
     """Identifies the file that lies there now; None if there is none. The kernel knows it without the disk."""
     try:
         found = (plugin_dir / FILE_NAME).lstat()
@@ -130,7 +235,7 @@ def version(plugin_dir: Path) -> Version | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def parse(data: bytes, version: Version) -> Checkpoint:
+def parse_checkpoint(data: bytes, version: Version) -> Checkpoint:
     """What a checkpoint file says.
 
     Raises:
@@ -148,7 +253,7 @@ def parse(data: bytes, version: Version) -> Checkpoint:
     return Checkpoint(version, found, held)
 
 
-def read(plugin_dir: Path) -> Checkpoint | None:
+def read_checkpoint(plugin_dir: Path) -> Checkpoint | None:
     """The checkpoint in the kubelet's plugin directory, or None if there is none; blocks, so call it in a thread.
 
     Raises:
@@ -157,13 +262,13 @@ def read(plugin_dir: Path) -> Checkpoint | None:
     path = plugin_dir / FILE_NAME
     try:
         with files.opened(path, follow=False) as (file, found):
-            data = files.contents(file, _MOST_BYTES, path)
+            data = files.contents(file, _CHECKPOINT_BYTES, path)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}; Fairlead needs to read it as root") from error
     try:
-        return parse(data, (found.st_ino, found.st_mtime_ns, found.st_size))
+        return parse_checkpoint(data, (found.st_ino, found.st_mtime_ns, found.st_size))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedError(
             f"{path} is damaged: {error}; the kubelet writes it anew with the next list of devices"
@@ -182,7 +287,7 @@ def read_at_once(plugin_dir: Path) -> Checkpoint | None:
         with files.opened(plugin_dir / FILE_NAME, follow=False) as (file, found):
             data = bytearray(min(found.st_size, _AT_ONCE_BYTES) + 1)
             if os.preadv(file, [data], 0, os.RWF_NOWAIT) == found.st_size == len(data) - 1:
-                return parse(bytes(data[:-1]), (found.st_ino, found.st_mtime_ns, found.st_size))
+                return parse_checkpoint(bytes(data[:-1]), (found.st_ino, found.st_mtime_ns, found.st_size))
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -198,7 +303,7 @@ def record(plugin_dir: Path) -> tuple[Version | None, Mapping[str, frozenset[str
     try:
         with files.opened(plugin_dir / FILE_NAME, follow=False) as (file, found):
             data = msgspec.json.decode(
-                files.contents(file, _MOST_BYTES, plugin_dir / FILE_NAME), type=_RegisteredFile
+                files.contents(file, _CHECKPOINT_BYTES, plugin_dir / FILE_NAME), type=_RegisteredFile
             ).data
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None, {}
@@ -224,7 +329,7 @@ def lack_of_room(plugin_dir: Path) -> str:
 
 
 def _size(plugin_dir: Path) -> int:
-    found = version(plugin_dir)
+    found = checkpoint_version(plugin_dir)
     return found[2] if found else 0
 
 
@@ -275,17 +380,62 @@ class CheckpointReader:
         A file that was young when it was read may have been replaced within the same tick of the kernel's clock, under the same
         inode: it counts as changed.
         """
-        if self.last is None or self.last.version != version(self._plugin_dir):
+        if self.last is None or self.last.version != checkpoint_version(self._plugin_dir):
             return False
         return self._read_at - self.last.version[1] / 1e9 > _SETTLED
 
     def _read(self) -> Checkpoint | None:
         self.under_way += 1
         try:
-            return read(self._plugin_dir)
+            return read_checkpoint(self._plugin_dir)
         finally:
             self.under_way -= 1
 
     def close(self) -> None:
         """Let the threads end."""
         self._workers.close()
+
+
+# --- cgroups ---
+
+
+def running_pods(sys: Path) -> frozenset[str] | None:
+    """UIDs of the pods that have a process; None if no pod's cgroup is to be seen here. Blocks.
+
+    A container without the host's /sys sees its own cgroup alone, or none.
+
+    Args:
+        sys: where the host's /sys is seen.
+    """
+    root = sys / "fs/cgroup"
+    if not (root / "cgroup.controllers").exists() and (root / "pids").is_dir():  # of cgroup v1 one hierarchy is enough
+        root /= "pids"
+    found = dict[str, bool]()
+    for uid, group in _pods(root, _DEEPEST):
+        found[uid] = found.get(uid, False) or _is_populated(group)
+    return frozenset(uid for uid, is_populated in found.items() if is_populated) if found else None
+
+
+def _pods(group: Path, depth: int) -> Iterator[tuple[str, Path]]:
+    """The cgroups of pods below this one, with their UIDs."""
+    for inner in _below(group):
+        if uid := uid_in(os.fsencode(inner.name)):
+            yield uid, inner
+        elif depth > 1 and not inner.name.endswith(_LEAVES):
+            yield from _pods(inner, depth - 1)
+
+
+def _below(group: Path) -> list[Path]:
+    with suppress(OSError), os.scandir(group) as entries:  # it may have gone meanwhile
+        return [Path(it.path) for it in entries if it.is_dir(follow_symlinks=False)]
+    return []
+
+
+def _is_populated(group: Path) -> bool:
+    """Has it, or one below it, a process? Of cgroup v2 the kernel says so (cgroup.events, cgroup-v2.rst)."""
+    with suppress(OSError):
+        return b"populated 1" in files.read(group / "cgroup.events", _CGROUP_BYTES)
+    with suppress(OSError):
+        if files.read(group / "cgroup.procs", _CGROUP_BYTES).strip():
+            return True
+    return any(map(_is_populated, _below(group)))

@@ -1,1 +1,0 @@
-"""gRPC on unix sockets: servers, clients, and bounds on what the other side may send."""
