@@ -15,14 +15,14 @@ def run(config: Path | None, log_level: logs.Level) -> None:
     Raises:
         FairleadError: the configuration has mistakes.
     """
-    from agent.runtime.deferred_modules import put_off_tls
+    from agent.runtime import process
 
-    put_off_tls()
-
-    from agent.runtime import logs, process
-
+    process.put_off_tls()
     process.use_one_heap()
     process.put_off_collecting()
+
+    from agent.runtime import logs  # before all else that imports structlog: see there
+
     process.raise_limits()
 
     import asyncio

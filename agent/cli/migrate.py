@@ -12,7 +12,7 @@ import click
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from agent.claims.foreign_claims import Tracer
+from agent.claims.ledger import Tracer
 from agent.cli import options, output
 from agent.cli.import_ import arguments, imported_from
 from agent.cli.output import bold, echo, wrapped

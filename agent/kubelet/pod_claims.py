@@ -24,8 +24,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from agent.claims.foreign_claims import Answer, Trace, Tracer
-from agent.claims.ledger import Ledger, Pods, names_of
+from agent.claims.ledger import Answer, Ledger, Pods, Trace, Tracer, names_of
 from agent.inventory.inventory import Inventory
 from agent.kubelet import witnesses
 from agent.kubelet.wire import PodDevices

@@ -29,7 +29,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from msgspec import Struct
 
-from agent.claims.foreign_claims import Trace
+from agent.claims.ledger import Trace
 from agent.history.notes import uid_in
 from agent.kubelet.client import Channel
 from agent.kubelet.wire import SENSELESS, Encoded, PodDevices, allocatable_devices, messages, pod_devices, strings

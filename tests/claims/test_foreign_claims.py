@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.claims.foreign_claims import Trace, leads_to
+from agent.claims.ledger import Trace, leads_to
 from agent.kubelet.api.v1beta1 import CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount
 from agent.kubelet.witnesses import FILE_NAME, read_checkpoint
 from backends.base import Device, HostPath, Node

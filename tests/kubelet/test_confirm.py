@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.claims.foreign_claims import Answer, Trace
-from agent.claims.ledger import Ledger, Traced
+from agent.claims.ledger import Answer, Ledger, Trace, Traced
 from agent.inventory.inventory import Inventory
 from agent.kubelet import pod_claims, witnesses
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse, DeviceSpec

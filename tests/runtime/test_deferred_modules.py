@@ -8,7 +8,7 @@ import pytest
 
 _PRELUDE = """
 import sys
-from agent.runtime.deferred_modules import put_off_tls
+from agent.runtime.process import put_off_tls
 put_off_tls()
 import asyncio, ssl, threading
 import anyio, grpclib.client

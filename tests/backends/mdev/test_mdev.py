@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.claims.foreign_claims import leads_to
+from agent.claims.ledger import leads_to
 from agent.inventory.inventory import Inventory
 from backends.base import Grant, Hint, HostPath, Known, LinkChange, PathChange, Uevent, Verdict
 from backends.mdev import Mdev
