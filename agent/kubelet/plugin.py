@@ -88,10 +88,15 @@ Confirm = Callable[[str, Callable[[], "Mapping[str, Slot]"]], Awaitable[None]]
 
 
 class Offer(Struct, frozen=True):
-    """What a resource's open stream has told the kubelet."""
+    """What a resource's open stream has told the kubelet.
+
+    It is asked after every list, of 10,000 devices too: whole sets are compared, no ID is looked at by itself.
+    """
 
     slots: Mapping[str, Slot]
     """Of the last list."""
+    unhealthy: Set[str]
+    """The IDs among them that it had as Unhealthy."""
     delisted: Container[str]
     """IDs that earlier lists had."""
     began: float
@@ -106,7 +111,12 @@ class Offer(Struct, frozen=True):
     @property
     def healthy(self) -> frozenset[str]:
         """What the last list had as healthy."""
-        return frozenset(device_id for device_id, slot in self.slots.items() if slot.health.offered)
+        return frozenset(self.slots.keys() - self.unhealthy)
+
+    def has_as_healthy(self, ids: Set[str]) -> bool:
+        """Are these IDs all that the last list had as healthy?"""
+        is_as_long = len(ids) == len(self.slots) - len(self.unhealthy)
+        return is_as_long and ids.isdisjoint(self.unhealthy) and not ids - self.slots.keys()
 
     def lacks(self, ids: Set[str]) -> bool:
         """Is one of these IDs in no list of the stream?"""
@@ -163,6 +173,7 @@ class Plugin:
         self._is_silent = self._sends_again = False
         self._besides: Set[str] = frozenset()
         self._sent: Mapping[str, Slot] = {}
+        self._unhealthy: Set[str] = frozenset()  # of these
         self._sending: Mapping[str, Slot] | None = None
         self._running = Running(time.monotonic())
         self._missed = 0.0
@@ -200,14 +211,14 @@ class Plugin:
     @property
     def offers(self) -> bool:
         """Did the last list that was sent have healthy devices?"""
-        return any(slot.health.offered for slot in self._sent.values())
+        return len(self._sent) > len(self._unhealthy)
 
     @property
     def offer(self) -> Offer | None:
         """What the open stream has told the kubelet; None before its first list."""
         if not self.began:
             return None
-        return Offer(self._sent, self._delisted, self.began, self.sent_at, *self._records)
+        return Offer(self._sent, self._unhealthy, self._delisted, self.began, self.sent_at, *self._records)
 
     def silence(self, silent: bool, besides: Set[str] = frozenset()) -> None:
         """Send no list until this is called with False or a stream opens; then send the list, changed or not.
@@ -258,6 +269,7 @@ class Plugin:
         """Take the list for one that the kubelet has: the agent before us sent it, and pods are given its IDs already."""
         if self._snapshot is not None and not self._sent:
             self._sent = self._snapshot.slots
+            self._unhealthy = self._sent.keys() - _healthy(self._sent)
 
     # --- the service ---
 
@@ -328,12 +340,13 @@ class Plugin:
                 if self._left:
                     self._let_pass()  # once this list is sent, the kubelet has something to read
                 recorded = self._record()
-                await stream.send_message(self._list.message())
+                message, unhealthy = self._list.message(), frozenset(self._list.unhealthy)
+                await stream.send_message(message)
                 if ending is not self._latest:  # a later stream has sent a later list
                     continue
                 if left or self._left:
                     self._note_left(left, snapshot.slots)
-                self._sent, self._sending = snapshot.slots, None
+                self._sent, self._unhealthy, self._sending = snapshot.slots, unhealthy, None
                 if self._is_silent:
                     self._besides = _healthy(snapshot.slots)
                 self.sent_at = time.monotonic()
@@ -528,6 +541,8 @@ class EncodedList:
     def __init__(self) -> None:
         self._heads: dict[str, bytes] = {}
         self._items: dict[str, bytes] = {}
+        self.unhealthy: set[str] = set()
+        """The IDs that it has as Unhealthy, as far as it was encoded."""
         self._slots: Mapping[str, Slot] = {}
         self._generation = 0
         self._changed: set[str] = set()  # since they were encoded
@@ -552,13 +567,14 @@ class EncodedList:
         else:
             changed = set(islice(self._changed, most))
             self._changed -= changed
-        slots, heads, items = self._slots, self._heads, self._items
+        slots, heads, items, unhealthy = self._slots, self._heads, self._items, self.unhealthy
         device, health, tail = None, None, b""
         for device_id in changed:
             slot = slots.get(device_id)
             if slot is None:
                 heads.pop(device_id, None)
                 items.pop(device_id, None)
+                unhealthy.discard(device_id)
                 continue
             head = heads.get(device_id)
             if head is None:
@@ -567,6 +583,10 @@ class EncodedList:
                 device, health = slot.device, slot.health
                 tail = wire.device_tail(health.offered, device.numa_node if device else None)
             items[device_id] = wire.list_item(head, tail)
+            if health.offered:
+                unhealthy.discard(device_id)
+            else:
+                unhealthy.add(device_id)
         return not self._changed
 
     def take_left(self) -> Set[str]:
