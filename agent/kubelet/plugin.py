@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from binascii import crc32
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import islice
@@ -61,6 +63,7 @@ latest. An Allocate waits as long: a refusal would fail a pod that asks, as it s
 _SLOWEST: Final = 10.0
 _DELISTED_AT_MOST: Final = 100_000  # a list of 4 MiB has half as many
 
+_PARTS: Final = 64  # of an encoded list; each device is always in the same one
 _AT_ONCE: Final = 5000  # IDs that are encoded in one step of the loop, which takes some ms
 _LONG: Final = 1 << 16
 """Bytes of a request that a thread reads: 5,000 IDs; a list has ten times as many, all may be free."""
@@ -535,12 +538,26 @@ def _healthy(slots: Mapping[str, Slot]) -> frozenset[str]:
 # --- the encoded list: only what changed since the last message is encoded again, when it is to be sent ---
 
 
+class _Part:
+    """Some of the list's items, and these joined, unless one has changed since."""
+
+    __slots__ = ("items", "joined")
+
+    def __init__(self) -> None:
+        self.items: dict[str, bytes] = {}
+        self.joined: bytes | None = None
+
+
 class EncodedList:
-    """The list as bytes."""
+    """The list as bytes.
+
+    It is in parts, of which only those with a change are joined again: the items of 10,000 devices lie apart in memory, and to
+    join them all takes 0.8 ms.
+    """
 
     def __init__(self) -> None:
         self._heads: dict[str, bytes] = {}
-        self._items: dict[str, bytes] = {}
+        self._parts: defaultdict[int, _Part] = defaultdict(_Part)
         self.unhealthy: set[str] = set()
         """The IDs that it has as Unhealthy, as far as it was encoded."""
         self._slots: Mapping[str, Slot] = {}
@@ -555,9 +572,9 @@ class EncodedList:
         slots = snapshot.slots
         changed: Set[str] | None = snapshot.changed
         if changed is None or snapshot.generation != self._generation + 1:
-            changed = self._items.keys() | self._changed | slots.keys()
+            changed = self._heads.keys() | self._changed | slots.keys()
         self._generation, self._slots = snapshot.generation, slots
-        self._gone |= {device_id for device_id in changed if device_id not in slots and device_id in self._items}
+        self._gone |= {device_id for device_id in changed if device_id not in slots and device_id in self._heads}
         self._changed |= changed
 
     def encode(self, most: int | None = None) -> bool:
@@ -567,22 +584,25 @@ class EncodedList:
         else:
             changed = set(islice(self._changed, most))
             self._changed -= changed
-        slots, heads, items, unhealthy = self._slots, self._heads, self._items, self.unhealthy
+        slots, heads, unhealthy = self._slots, self._heads, self.unhealthy
         device, health, tail = None, None, b""
         for device_id in changed:
             slot = slots.get(device_id)
-            if slot is None:
-                heads.pop(device_id, None)
-                items.pop(device_id, None)
-                unhealthy.discard(device_id)
-                continue
             head = heads.get(device_id)
             if head is None:
+                if slot is None:
+                    continue
                 head = heads[device_id] = wire.device_head(device_id)
+            part = self._parts[crc32(head) % _PARTS]
+            part.joined = None
+            if slot is None:
+                del heads[device_id], part.items[device_id]
+                unhealthy.discard(device_id)
+                continue
             if slot.health is not health or slot.device is not device:  # 1,000 tokens of one device share them
                 device, health = slot.device, slot.health
                 tail = wire.device_tail(health.offered, device.numa_node if device else None)
-            items[device_id] = wire.list_item(head, tail)
+            part.items[device_id] = wire.list_item(head, tail)
             if health.offered:
                 unhealthy.discard(device_id)
             else:
@@ -598,5 +618,8 @@ class EncodedList:
         """The whole list."""
         if self._message is None:
             self.encode()
-            self._message = wire.join_list(self._items.values())
+            for part in self._parts.values():
+                if part.joined is None:
+                    part.joined = wire.join_list(part.items.values())
+            self._message = wire.join_list(part.joined for part in self._parts.values() if part.joined)
         return self._message
