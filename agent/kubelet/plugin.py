@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from binascii import crc32
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import islice
@@ -60,6 +62,7 @@ latest. An Allocate waits as long: a refusal would fail a pod that asks, as it s
 _SLOWEST: Final = 10.0
 _DELISTED_AT_MOST: Final = 100_000  # a list of 4 MiB has half as many
 
+_PARTS: Final = 64  # of an encoded list; each device is always in the same one
 _AT_ONCE: Final = 5000  # IDs that are encoded in one step of the loop, which takes some ms
 _LONG: Final = 1 << 16
 """Bytes of a request that a thread reads: 5,000 IDs; a list has ten times as many, all may be free."""
@@ -81,10 +84,15 @@ Confirm = Callable[[str, Callable[[], "Mapping[str, Slot]"]], Awaitable[None]]
 
 
 class Offer(Struct, frozen=True):
-    """What a resource's open stream has told the kubelet."""
+    """What a resource's open stream has told the kubelet.
+
+    It is asked after every list, of 10,000 devices too: whole sets are compared, no ID is looked at by itself.
+    """
 
     slots: Mapping[str, Slot]
     """Of the last list."""
+    unhealthy: Set[str]
+    """The IDs among them that it had as Unhealthy."""
     delisted: Container[str]
     """IDs that earlier lists had."""
     began: float
@@ -99,7 +107,12 @@ class Offer(Struct, frozen=True):
     @property
     def healthy(self) -> frozenset[str]:
         """What the last list had as healthy."""
-        return frozenset(device_id for device_id, slot in self.slots.items() if slot.health.offered)
+        return frozenset(self.slots.keys() - self.unhealthy)
+
+    def has_as_healthy(self, ids: Set[str]) -> bool:
+        """Are these IDs all that the last list had as healthy?"""
+        is_as_long = len(ids) == len(self.slots) - len(self.unhealthy)
+        return is_as_long and ids.isdisjoint(self.unhealthy) and not ids - self.slots.keys()
 
     def lacks(self, ids: Set[str]) -> bool:
         """Is one of these IDs in no list of the stream?"""
@@ -156,6 +169,7 @@ class Plugin:
         self._is_silent = self._sends_again = False
         self._besides: Set[str] = frozenset()
         self._sent: Mapping[str, Slot] = {}
+        self._unhealthy: Set[str] = frozenset()  # of these
         self._sending: Mapping[str, Slot] | None = None
         self._running = Running(time.monotonic())
         self._missed = 0.0
@@ -193,14 +207,14 @@ class Plugin:
     @property
     def offers(self) -> bool:
         """Did the last list that was sent have healthy devices?"""
-        return any(slot.health.offered for slot in self._sent.values())
+        return len(self._sent) > len(self._unhealthy)
 
     @property
     def offer(self) -> Offer | None:
         """What the open stream has told the kubelet; None before its first list."""
         if not self.began:
             return None
-        return Offer(self._sent, self._delisted, self.began, self.sent_at, *self._records)
+        return Offer(self._sent, self._unhealthy, self._delisted, self.began, self.sent_at, *self._records)
 
     def silence(self, silent: bool, besides: Set[str] = frozenset()) -> None:
         """Send no list until this is called with False or a stream opens; then send the list, changed or not.
@@ -251,6 +265,7 @@ class Plugin:
         """Take the list for one that the kubelet has: the agent before us sent it, and pods are given its IDs already."""
         if self._snapshot is not None and not self._sent:
             self._sent = self._snapshot.slots
+            self._unhealthy = self._sent.keys() - _healthy(self._sent)
 
     # --- the service ---
 
@@ -321,12 +336,13 @@ class Plugin:
                 if self._left:
                     self._let_pass()  # once this list is sent, the kubelet has something to read
                 recorded = self._record()
-                await stream.send_message(self._list.message())
+                message, unhealthy = self._list.message(), frozenset(self._list.unhealthy)
+                await stream.send_message(message)
                 if ending is not self._latest:  # a later stream has sent a later list
                     continue
                 if left or self._left:
                     self._note_left(left, snapshot.slots)
-                self._sent, self._sending = snapshot.slots, None
+                self._sent, self._unhealthy, self._sending = snapshot.slots, unhealthy, None
                 if self._is_silent:
                     self._besides = _healthy(snapshot.slots)
                 self.sent_at = time.monotonic()
@@ -515,12 +531,28 @@ def _healthy(slots: Mapping[str, Slot]) -> frozenset[str]:
 # --- the encoded list: only what changed since the last message is encoded again, when it is to be sent ---
 
 
+class _Part:
+    """Some of the list's items, and these joined, unless one has changed since."""
+
+    __slots__ = ("items", "joined")
+
+    def __init__(self) -> None:
+        self.items: dict[str, bytes] = {}
+        self.joined: bytes | None = None
+
+
 class EncodedList:
-    """The list as bytes."""
+    """The list as bytes.
+
+    It is in parts, of which only those with a change are joined again: the items of 10,000 devices lie apart in memory, and to
+    join them all takes 0.8 ms.
+    """
 
     def __init__(self) -> None:
         self._heads: dict[str, bytes] = {}
-        self._items: dict[str, bytes] = {}
+        self._parts: defaultdict[int, _Part] = defaultdict(_Part)
+        self.unhealthy: set[str] = set()
+        """The IDs that it has as Unhealthy, as far as it was encoded."""
         self._slots: Mapping[str, Slot] = {}
         self._generation = 0
         self._changed: set[str] = set()  # since they were encoded
@@ -533,9 +565,9 @@ class EncodedList:
         slots = snapshot.slots
         changed: Set[str] | None = snapshot.changed
         if changed is None or snapshot.generation != self._generation + 1:
-            changed = self._items.keys() | self._changed | slots.keys()
+            changed = self._heads.keys() | self._changed | slots.keys()
         self._generation, self._slots = snapshot.generation, slots
-        self._gone |= {device_id for device_id in changed if device_id not in slots and device_id in self._items}
+        self._gone |= {device_id for device_id in changed if device_id not in slots and device_id in self._heads}
         self._changed |= changed
 
     def encode(self, most: int | None = None) -> bool:
@@ -545,21 +577,29 @@ class EncodedList:
         else:
             changed = set(islice(self._changed, most))
             self._changed -= changed
-        slots, heads, items = self._slots, self._heads, self._items
+        slots, heads, unhealthy = self._slots, self._heads, self.unhealthy
         device, health, tail = None, None, b""
         for device_id in changed:
             slot = slots.get(device_id)
-            if slot is None:
-                heads.pop(device_id, None)
-                items.pop(device_id, None)
-                continue
             head = heads.get(device_id)
             if head is None:
+                if slot is None:
+                    continue
                 head = heads[device_id] = wire.device_head(device_id)
+            part = self._parts[crc32(head) % _PARTS]
+            part.joined = None
+            if slot is None:
+                del heads[device_id], part.items[device_id]
+                unhealthy.discard(device_id)
+                continue
             if slot.health is not health or slot.device is not device:  # 1,000 tokens of one device share them
                 device, health = slot.device, slot.health
                 tail = wire.device_tail(health.offered, device.numa_node if device else None)
-            items[device_id] = wire.list_item(head, tail)
+            part.items[device_id] = wire.list_item(head, tail)
+            if health.offered:
+                unhealthy.discard(device_id)
+            else:
+                unhealthy.add(device_id)
         return not self._changed
 
     def take_left(self) -> Set[str]:
@@ -571,5 +611,8 @@ class EncodedList:
         """The whole list."""
         if self._message is None:
             self.encode()
-            self._message = wire.join_list(self._items.values())
+            for part in self._parts.values():
+                if part.joined is None:
+                    part.joined = wire.join_list(part.items.values())
+            self._message = wire.join_list(part.joined for part in self._parts.values() if part.joined)
         return self._message

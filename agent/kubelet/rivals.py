@@ -103,13 +103,11 @@ def unlike_since(offer: Offer, observed: Observation, resource: str) -> float | 
     A record that was written before our list tells nothing: with a full disk it stays an old one.
     """
     theirs = observed.registered.get(resource)
-    if theirs is None:
+    if not theirs or offer.has_as_healthy(theirs):
         return None
     if observed.record != offer.record_before and offer.lacks(theirs):
         return offer.began
-    if observed.record != offer.record_since and theirs and theirs != offer.healthy:  # last, since it walks all IDs
-        return offer.sent
-    return None
+    return offer.sent if observed.record != offer.record_since else None
 
 
 def confirmed(
@@ -122,7 +120,7 @@ def confirmed(
     """
     if allocatable is not None:
         theirs = allocatable.get(resource, frozenset())
-        return frozenset() if theirs == offer.healthy else frozenset(theirs)
+        return frozenset() if offer.has_as_healthy(theirs) else frozenset(theirs)
     theirs = observed.registered.get(resource, frozenset())
     came = not observed.answering.isdisjoint(observed.later(offer))
     return theirs if came and offer.lacks(theirs) else frozenset()

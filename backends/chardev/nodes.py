@@ -42,7 +42,7 @@ from backends.chardev.paths import (
     numbers,
     tokens,
 )
-from backends.interface.values import Known
+from backends.interface.values import WHOLE_DIRECTORY, Known
 from backends.linux.globs import is_glob
 from backends.linux.nodes import (
     DeviceNode,
@@ -169,8 +169,8 @@ class Nodes(Finder):
     def watches(self, known: Known) -> Watches:
         """All uevents, and the directories of all paths, since nodes and links are also made by hand or by udev."""
         listed = (path for unit in known for path in (unit, unit.rpartition("/")[0]))
-        every = (device for devices in known.values() for device in devices)  # they may be 10,000, at each event
-        whole = {path for device in every if device.identity == device.key for path in directories_in(device)}
+        devices = (device for unit in known.whole_directories() for device in known[unit])
+        whole = {path for device in devices for path in directories_in(device)}
         return Watches(frozenset({ANY_SUBSYSTEM}), frozenset(self._wanted.directories(listed) | whole))
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
@@ -242,8 +242,8 @@ def whole_directory(host: Host, group: Group, unit: str, permissions: str) -> De
         raise NoNodeError(Fault.DIRECTORY, f"{path} is a directory with no device node below it")
     option = group.options.paths[0]
     inside = container_path(option, path)
-    own = named_nodes.hardware(found)
-    hardware = frozenset({f"shared:{group.resource}{path}"}) if option.shared else own | {f"directory:{path}"}
+    own = named_nodes.hardware(found) | {f"{WHOLE_DIRECTORY}{path}"}
+    hardware = frozenset({f"shared:{group.resource}{path}"}) if option.shared else own
     links = frozenset(f"path:{target}" for target in links_to_file(host, path))
     numa_nodes = {numa_node(host, node) for _, node in found} - {None}
     nodes = [(container_node(option, each, permissions), each.text.removeprefix(unit)) for each, _ in found]

@@ -421,17 +421,22 @@ ALL: Final = All.ALL
 # --- what the last look found ---
 
 
+WHOLE_DIRECTORY: Final = "directory:"
+"""What the name of hardware begins with that is all nodes in a directory; its path follows."""
+
+
 class Known(dict[str, tuple[Device, ...]]):
     """Unit → its devices, with an index from hardware to units. Discovery writes it, by `[…] =` and `del` alone.
 
-    `Backend.affects` is asked for every event on the node: the way from hardware to units must not be a search.
+    `Backend.affects` and `watches` are asked at every event on the node: the way from hardware to units must not be a search.
     """
 
-    __slots__ = ("_minding",)
+    __slots__ = ("_minding", "_whole_directories")
 
     def __init__(self, units: Mapping[str, tuple[Device, ...]] | None = None) -> None:
         super().__init__()
         self._minding: dict[str, tuple[str, ...]] = {}
+        self._whole_directories: dict[str, None] = {}
         for unit, devices in (units or {}).items():
             self[unit] = devices
 
@@ -440,11 +445,16 @@ class Known(dict[str, tuple[Device, ...]]):
         other = Known()
         dict.update(other, self)
         other._minding = self._minding.copy()
+        other._whole_directories = self._whole_directories.copy()
         return other
 
     def minding(self, hardware: str) -> tuple[str, ...]:
         """The units with a device that owns this hardware or depends on it."""
         return self._minding.get(hardware, ())
+
+    def whole_directories(self) -> Iterable[str]:
+        """The units with a device that owns a whole directory or depends on it (`WHOLE_DIRECTORY`)."""
+        return dict.fromkeys(unit for hardware in self._whole_directories for unit in self._minding[hardware])
 
     def having_node(self, path: HostPath) -> list[str]:
         """The units with a device that has this node, or has one in this directory."""
@@ -461,6 +471,8 @@ class Known(dict[str, tuple[Device, ...]]):
             self._forget(unit, hardware)
         for hardware in after - before:
             self._minding[hardware] = (*self._minding.get(hardware, ()), unit)
+            if hardware.startswith(WHOLE_DIRECTORY):
+                self._whole_directories[hardware] = None
 
     def __delitem__(self, unit: str) -> None:
         for hardware in minded(self[unit]):
@@ -474,6 +486,7 @@ class Known(dict[str, tuple[Device, ...]]):
             self._minding[hardware] = others
         else:
             del self._minding[hardware]
+            self._whole_directories.pop(hardware, None)
 
 
 def minded(devices: Iterable[Device]) -> frozenset[str]:

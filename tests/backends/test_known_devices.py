@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from backends.base import Device
 from backends.interface.values import Known
 
-HARDWARE = ["node:c:1:1", "node:c:1:2", "path:/dev/a", "pci:0"]
+HARDWARE = ["node:c:1:1", "node:c:1:2", "path:/dev/a", "directory:/dev/b", "directory:/dev/c"]
 
 
 def device(unit: str, owns: set[str], depends: set[str] = frozenset()) -> Device:  # type: ignore[assignment]
@@ -39,3 +39,5 @@ def test_the_way_from_hardware_to_units_follows_every_change(changes: list[tuple
     for hardware in HARDWARE:
         minding = {unit for unit, devices in known.items() if any(hardware in d.hardware for d in devices)}
         assert sorted(known.minding(hardware)) == sorted(minding)
+    whole = {unit for hardware in HARDWARE[3:] for unit in known.minding(hardware)}
+    assert sorted(known.whole_directories()) == sorted(whole) == sorted(known.copy().whole_directories())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,12 +15,13 @@ from agent.kubelet.rivals import Observation, confirmed, ended, is_late, observe
 from agent.kubelet.witnesses import Version
 from agent.model import HEALTHY, Slot
 from tests.kubelet.plugins import SICK
+from tests.work import growth
 
 TOY = "example.com/toy"
 BEGAN, SENT = 900.0, 1000.0
 BEFORE, SINCE, AFTER = (1, 3, 0), (2, 2, 0), (3, 1, 0)  # the wall clock goes backwards
 A, B = Slot("a", None, HEALTHY), Slot("b", None, SICK)
-OFFER = Offer({"a": A, "b": B}, ("c",), BEGAN, SENT, BEFORE, SINCE)
+OFFER = Offer({"a": A, "b": B}, {"b"}, ("c",), BEGAN, SENT, BEFORE, SINCE)
 
 
 def record(*ids: str, version: Version) -> Observation:
@@ -45,6 +48,19 @@ def test_from_which_of_our_lists_the_kubelets_record_differs(observed: Observati
 def test_a_record_that_the_kubelet_has_not_written_since_tells_nothing() -> None:
     """As on a full disk."""
     assert unlike_since(replace(OFFER, record_since=BEFORE), record("x", version=BEFORE), TOY) is None
+
+
+def test_the_record_of_many_devices_is_compared_as_fast_as_that_of_few() -> None:
+    """It is compared after every list."""
+
+    def compared(devices: int) -> Callable[[], object]:
+        slots = {it: Slot(it, None, SICK if it == "0" else HEALTHY) for it in map(str, range(devices))}
+        offer = replace(OFFER, slots=slots, unhealthy=frozenset("0"))
+        observed = record(*slots.keys() - {"0"}, version=AFTER)
+        assert unlike_since(offer, observed, TOY) is None
+        return partial(unlike_since, offer, observed, TOY)
+
+    assert growth(compared, 25) == 1
 
 
 LATER, EARLIER = {"new.sock": SENT}, {"old.sock": BEGAN - 1}

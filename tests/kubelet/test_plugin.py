@@ -343,6 +343,7 @@ def test_the_list_equals_betterprotos_after_any_sequence_of_snapshots(operations
             snapshot = Snapshot(TOY, snapshot.generation, snapshot.slots, None)
         encoded.apply(snapshot)
         assert sorted(wire.messages(encoded.message(), 1)) == sorted(wire.messages(_in_betterproto(snapshot), 1))
+        assert encoded.unhealthy == {it for it, slot in snapshot.slots.items() if not slot.health.offered}
 
 
 def test_a_flip_encodes_that_device_and_no_other() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from backends.base import ALL, Hint, HostPath, PathChange, Uevent
 from backends.chardev import CharDev
 from backends.interface.values import Known
 from tests.backends.chardev.chardevs import Looked, chardev, configured, known, only, problems
 from tests.backends.trees import plant
+from tests.work import growth
 
 CARD = "dev/snd/timer c 116:33\ndev/snd/controlC0 c 116:2\ndev/snd/by-path/card0 -> ../controlC0\n"
 MICROPHONE = "dev/snd/pcmC1D0c c 116:24\n"
@@ -113,9 +118,10 @@ def test_a_missing_node_is_told_of_the_directory(tmp_path: Path) -> None:
         assert (signal.reason, signal.hardware) == ("node-missing", min(device.hardware))
 
 
-def test_whatever_comes_and_goes_below_a_directory_has_it_looked_at_again(tmp_path: Path) -> None:
-    linked = configured("example.com/y", paths=[{"path": SOUND.text}])
-    backend = chardev(tmp_path, CARD + "dev/snd/sub/x c 116:99\ndev/sound -> snd", sound(), linked)
+@pytest.mark.parametrize("shared", [False, True])
+def test_whatever_comes_and_goes_below_a_directory_has_it_looked_at_again(tmp_path: Path, *, shared: bool) -> None:
+    linked = configured("example.com/y", paths=[{"path": SOUND.text, "shared": shared}])
+    backend = chardev(tmp_path, CARD + "dev/snd/sub/x c 116:99\ndev/sound -> snd", sound(shared=shared), linked)
     found = known(backend)
     assert backend.watches(found).directories >= {HostPath(path) for path in (SND, f"{SND}/sub", "/dev/sound")}
     for hint in (event(f"{SND}/pcmC1D0c"), PathChange(HostPath(f"{SND}/sub/y")), event(f"{SND}/timer", "remove")):
@@ -124,6 +130,17 @@ def test_whatever_comes_and_goes_below_a_directory_has_it_looked_at_again(tmp_pa
         assert not affected(backend, hint, found), hint
     empty = CharDev(backend.host, backend.resources)
     assert affected(empty, event(f"{SND}/timer"), known(chardev(tmp_path / "empty", "", sound()))) == {SND}
+
+
+def test_what_to_watch_is_told_for_many_nodes_as_fast_as_for_few(tmp_path: Path) -> None:
+    """It is asked at every event."""
+
+    def asked(nodes: int) -> Callable[[], object]:
+        tree = "".join(f"dev/x{n} c 240:{n}\n" for n in range(nodes))
+        backend = chardev(tmp_path / str(nodes), CARD + tree, sound(), configured(paths=[{"path": "/dev/x*"}]))
+        return partial(backend.watches, known(backend))
+
+    assert growth(asked, 25) == 1
 
 
 def test_a_bundle_of_directories_says_that_it_wants_nodes(tmp_path: Path) -> None:
