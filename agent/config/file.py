@@ -245,7 +245,11 @@ def read_tables(tables: Mapping[str, Any], problems: Problems, registry: Registr
     for name in tables:
         if name not in (*TABLES, "resource"):
             problems.add((name,), unknown("table", name, (*TABLES, "resource")))
-    sections = {name: _section(tables, name, wanted, problems) for name, wanted in TABLES.items()}
+    sections: dict[str, Any] = {}
+    for name, wanted in TABLES.items():
+        sections[name], mistakes = typed.convert(tables.get(name, {}), wanted)
+        for path, sentence in mistakes:
+            problems.add((name, *path), sentence)
     if (agent := sections["agent"]) is not None and (problem := plugin_directory_problem(agent.plugin_dir)):
         problems.add(("agent", "plugin_dir"), problem)
     resources = read_resources(tables.get("resource", []), registry, problems)
@@ -262,30 +266,21 @@ def _check_dra(dra: DraConfig | None, resources: Sequence[Resource[Any]], proble
             problems.add(("dra", "no_execute", number), unknown("resource with serve = 'dra'", name, served))
 
 
-def _section(tables: Mapping[str, Any], name: str, wanted: type, problems: Problems) -> Any:
-    section, mistakes = typed.convert(tables.get(name, {}), wanted)
-    for path, sentence in mistakes:
-        problems.add((name, *path), sentence)
-    return section
-
-
 def _read(file: Path, data: bytes, registry: Registry) -> Config:
     try:
         document = data.decode("utf-8-sig")
-        return read_tables(_parse(file, document), Problems(file, document), registry, source=file)
+        found = syntax.parsed(document, shlex.quote(str(file)))
+        if isinstance(found, list):
+            raise ConfigError(
+                tuple(ConfigProblem(file, it.line, "", f"this is no TOML: {it.sentence}") for it in found)
+            )
+        return read_tables(found, Problems(file, document), registry, source=file)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         by = " (it is UTF-16, as some editors of Windows write)" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
         raise _failure(file, line, f"the file is not written in UTF-8, as TOML has to be{by}") from error
     except RecursionError as error:
         raise _failure(file, None, "the file has lists or tables that are nested too deeply") from error
-
-
-def _parse(file: Path, document: str) -> dict[str, Any]:
-    found = syntax.parsed(document, shlex.quote(str(file)))
-    if isinstance(found, list):
-        raise ConfigError(tuple(ConfigProblem(file, it.line, "", f"this is no TOML: {it.sentence}") for it in found))
-    return found
 
 
 def _unreadable(file: Path, error: OSError) -> ConfigError:

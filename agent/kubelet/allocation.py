@@ -178,9 +178,10 @@ class Allocator:
             backend, turns = self._backends[resource.spec.backend], self._jobs.turns
             with _blaming("needs_claim", resource, grants):
                 needs_claim = backend_answers.needs_claim(backend, resource)
-            things = frozenset[Hashable]()
-            if needs_claim or turns.busy:
-                things = things.union(*(held.things for held in given))
+            ready = resource
+            if not needs_claim and not turns.busy:
+                continue
+            things = frozenset[Hashable]().union(*(held.things for held in given))
             if needs_claim or turns.is_taken(things):
                 kind = self._make_ready_again if is_asked_again else self._make_ready
                 async with self._jobs.job(kind, resource, [grant.id for grant in grants]) as job:
@@ -189,7 +190,6 @@ class Allocator:
                             self._refuse_exchanged(name, grants)  # while we waited for our turn
                             await job.run(turn, partial(backend.claim, resource, grants))
                     await job.look(grant.device for grant in grants)
-            ready = resource
         return ready
 
     def edits(self, resource: Resource[Any], grants: Sequence[Grant]) -> ContainerEdits:

@@ -80,10 +80,6 @@ def resource_name_problem(name: str) -> str | None:
         return f"{name!r} ends its domain in 'kubernetes.io', which is Kubernetes' own; use a domain of yours"
     if name.startswith("requests."):
         return f"{name!r} must not start with 'requests.', which quotas put before a name"
-    return _domain_problem(domain) or _name_problem(rest)
-
-
-def _domain_problem(domain: str) -> str | None:
     if not _DOMAIN.fullmatch(domain):
         return (
             f"{domain!r} is no domain: lower-case letters, digits, '-' and '.', each part starting and ending with "
@@ -91,17 +87,13 @@ def _domain_problem(domain: str) -> str | None:
         )
     if len(domain) > _DOMAIN_LIMIT:
         return f"the domain has {len(domain)} characters, and {_DOMAIN_LIMIT} is the most"
-    return None
-
-
-def _name_problem(name: str) -> str | None:
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(rest):
         return (
-            f"{name!r} (after the '/') may have letters, digits, '-', '_' and '.', and starts and ends with "
+            f"{rest!r} (after the '/') may have letters, digits, '-', '_' and '.', and starts and ends with "
             "a letter or digit"
         )
-    if len(name) > _NAME_LIMIT:
-        return f"the part after the '/' has {len(name)} characters, and {_NAME_LIMIT} is the most"
+    if len(rest) > _NAME_LIMIT:
+        return f"the part after the '/' has {len(rest)} characters, and {_NAME_LIMIT} is the most"
     return None
 
 
