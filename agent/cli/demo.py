@@ -27,8 +27,7 @@ from agent.cli import options, output
 from agent.config import Config, load
 from agent.daemon.supervisor import Agent
 from agent.discovery.backend_answers import make_backends
-from agent.dra import manifests
-from agent.dra.names import pool_name
+from agent.dra.names import class_name, classes, pool_name
 from agent.runtime import logs
 from agent.runtime.errors import FairleadError
 from agent.runtime.watchdog import Notifier
@@ -383,7 +382,7 @@ class ClaimPlay(Play):
         kubeconfig = self._server.kubeconfig(root / "kubeconfig")
         with self._config.open("a") as file:
             file.write(_BY_DRA.format(root=root, kubeconfig=kubeconfig))
-        for it in manifests.classes([STUB], DRIVER):
+        for it in classes([STUB], DRIVER):
             self._objects.put(f"deviceclasses/{it['metadata']['name']}", it)
         return load(self._config)
 
@@ -393,7 +392,7 @@ class ClaimPlay(Play):
             await self._back.wait()  # the kubelet knows the driver then, and has deleted the slices
 
     async def _pod(self) -> Callable[[], Awaitable[None]]:
-        path, name = "namespaces/default/resourceclaims/demo", manifests.class_name(STUB)
+        path, name = "namespaces/default/resourceclaims/demo", class_name(STUB)
         asked = {"requests": [{"name": "device", "exactly": {"deviceClassName": name, "count": 1}}]}
         self._objects.put(path, {"metadata": {"name": "demo", "namespace": "default"}, "spec": {"devices": asked}})
         claim = scheduler.allocate(self._objects, "default", "demo", "demo")

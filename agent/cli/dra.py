@@ -43,13 +43,13 @@ def dra(what: str, resource: str | None, dry_run: bool, config: Path | None, as_
     import yaml
 
     from agent.config import load
-    from agent.dra import manifests
+    from agent.dra.names import classes, examples
     from agent.runtime import logs
 
     logs.set_up("error")
     loaded = load(config)
     offered = _offered(loaded)
-    made = manifests.classes(list(offered), loaded.dra.driver) if what == "classes" else manifests.examples(offered)
+    made = classes(list(offered), loaded.dra.driver) if what == "classes" else examples(offered)
     objects = list(made)
     if as_json:
         output.echo_json({"apiVersion": "v1", "kind": "List", "items": objects})

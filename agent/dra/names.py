@@ -1,10 +1,13 @@
-"""Makes the names of devices, pools and slices: valid for every ID and resource, and never the same for two of them.
+"""Makes the names of devices, pools, slices and classes: valid for every ID and resource, and never the same for two of them.
 
 A device's name is a DNS label of at most 63 characters (`DeviceMaxNameLength`, resource.k8s.io/v1), which forbids what most
-IDs have. `0000:3b:00.0` becomes `0000-3b-00-0`, `/dev/kvm` `dev-kvm`. Of any other ID, lower-case letters, digits and single hyphens stay, and `--`
-begins a mark: `--s` is `/`, `--c` is `:`, `--d` is `.`, `--u` is `_`, `--h` is a hyphen that could be misread, `--x2b` is a
+IDs have. `0000:3b:00.0` becomes `0000-3b-00-0`, `/dev/kvm` `dev-kvm`. Of any other ID, lower-case letters, digits and single hyphens stay,
+and `--` begins a mark: `--s` is `/`, `--c` is `:`, `--d` is `.`, `--u` is `_`, `--h` is a hyphen that could be misread, `--x2b` is a
 byte, `--w` changes between lower and upper case. What would begin with a mark has an `i` before it: `i--wgpu`. An ID
 that is too long so ends in `--z` and a digest.
+
+The names that all drivers share are here, too, and what an administrator and users write by all of them: DeviceClasses, claims,
+templates, pods.
 """
 
 from __future__ import annotations
@@ -12,13 +15,25 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 MOST_IN_LABEL: Final = 63
 """Characters of a DNS label (RFC 1123)."""
 MOST_IN_POOL: Final = 253
 """Characters of a pool's name (`PoolNameMaxLength`, resource.k8s.io/v1), and of an object's."""
+
+MOST_IN_TEXT: Final = 64
+"""Bytes of an attribute's value (`DeviceAttributeMaxValueLength`)."""
+
+STANDARD: Final = "resource.kubernetes.io"
+"""The domain of attributes that all drivers are to have (k8s.io/dynamic-resource-allocation/deviceattribute)."""
+
+PCIE_ROOT: Final = f"{STANDARD}/pcieRoot"
+"""The host bridge above a device: what has the same is near each other."""
+
+Entry = dict[str, Any]
+"""A device as a slice has it."""
 
 _PCI: Final = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 _PCI_NAME: Final = re.compile(r"([0-9a-f]{4,8})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])")
@@ -28,6 +43,10 @@ _PIECE: Final = re.compile(r"--x[0-9a-f]{2}|--[schduw]|-(?=[a-z0-9])|[a-z0-9]")
 _DEV: Final = "/dev/"
 _DEV_NAME: Final = "dev-"
 _DIGEST: Final = 8  # bytes
+
+_API = "resource.k8s.io/v1"
+
+Manifest = dict[str, Any]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -71,6 +90,11 @@ def slice_name(node: str, driver: str, pool: str, number: int) -> str:
     """The name of a pool's slice: for ever the same, so that two writers cannot make it twice."""
     begin = f"{node}-{driver}"[: MOST_IN_POOL - 2 * _DIGEST - 8].rstrip("-.")
     return f"{begin}-{digest(f'{driver} {pool}')}-{number}"
+
+
+def resource_value(resource: str) -> str:
+    """What devices say of their resource: its name, or a digest of one that is too long for an attribute."""
+    return resource if len(resource) <= MOST_IN_TEXT else hashlib.blake2b(resource.encode(), digest_size=16).hexdigest()
 
 
 def _marked(text: str, *, hyphens: bool) -> str:
@@ -122,3 +146,90 @@ def _shortened(made: str, whole: str, most: int) -> str:
 def digest(text: str) -> str:
     """What stands for a text that is too long for a name."""
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST).hexdigest()
+
+
+# --- manifests ---
+
+
+def class_name(resource: str) -> str:
+    """The DeviceClass of a resource: `fairlead-gpu.nvidia.com`; never another driver's."""
+    domain, _, name = resource.partition("/")
+    return f"fairlead-{device_name(name)}.{domain}"
+
+
+def classes(resources: Sequence[str], driver: str) -> Iterator[Manifest]:
+    """A DeviceClass for each resource, by which pods also get its devices as `limits` say that.
+
+    Args:
+        resources: their names.
+        driver: ours.
+    """
+    for resource in resources:
+        told = f'device.attributes["{driver}"]'
+        expression = (
+            f'device.driver == "{driver}" && "resource" in {told} && {told}.resource == "{resource_value(resource)}"'
+        )
+        yield {
+            "apiVersion": _API,
+            "kind": "DeviceClass",
+            "metadata": {"name": class_name(resource)},
+            "spec": {"selectors": [{"cel": {"expression": expression}}], "extendedResourceName": resource},
+        }
+
+
+def examples(offered: Mapping[str, Sequence[Entry]]) -> Iterator[Manifest]:
+    """For each resource that has devices a pod with a claim of its own and one that asks as before; then what goes together.
+
+    Args:
+        offered: resource → its devices, as slices have them.
+    """
+    for resource, devices in offered.items():
+        if not devices:
+            continue
+        name, request = _short(resource), _request("device", resource, devices[0])
+        yield _template(name, [request])
+        yield _pod(
+            f"{name}-by-claim",
+            {"resourceClaims": [{"name": "device", "resourceClaimTemplateName": name}]},
+            claims=["device"],
+        )
+        yield _pod(f"{name}-by-limits", {}, limits={resource: 1})
+    roots = {resource: {_root(it) for it in devices} - {""} for resource, devices in offered.items()}
+    together = next(((a, b) for a in roots for b in roots if a < b and roots[a] & roots[b]), None)
+    if together is not None:
+        name = "-and-".join(map(_short, together))
+        requests = [_request(f"device-{n}", it, offered[it][0]) for n, it in enumerate(together)]
+        near = [{"requests": [it["name"] for it in requests], "matchAttribute": PCIE_ROOT}]
+        yield _template(name, requests, near)
+        yield _pod(
+            name, {"resourceClaims": [{"name": "devices", "resourceClaimTemplateName": name}]}, claims=["devices"]
+        )
+
+
+def _short(resource: str) -> str:
+    return device_name(resource.partition("/")[2])
+
+
+def _root(device: Entry) -> str:
+    return str(device["attributes"].get(PCIE_ROOT, {}).get("string", ""))
+
+
+def _request(name: str, resource: str, device: Entry) -> Manifest:
+    exactly: Manifest = {"deviceClassName": class_name(resource), "count": 1}
+    if device.get("allowMultipleAllocations"):
+        exactly["capacity"] = {"requests": {"tokens": "1"}}
+    return {"name": name, "exactly": exactly}
+
+
+def _template(name: str, requests: list[Manifest], constraints: Sequence[Manifest] = ()) -> Manifest:
+    devices: Manifest = {"requests": requests}
+    if constraints:
+        devices["constraints"] = list(constraints)
+    spec = {"spec": {"devices": devices}}
+    return {"apiVersion": _API, "kind": "ResourceClaimTemplate", "metadata": {"name": name}, "spec": spec}
+
+
+def _pod(name: str, more: Manifest, *, claims: Sequence[str] = (), limits: Manifest | None = None) -> Manifest:
+    resources: Manifest = {"claims": [{"name": it} for it in claims]} if claims else {"limits": limits or {}}
+    container = {"name": "main", "image": "busybox", "command": ["sleep", "infinity"], "resources": resources}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [container], **more}}

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from agent.dra import slices
-from agent.dra.names import pool_name
+from agent.dra.names import Entry, pool_name
 from agent.dra.slices import Eviction, Made, Offer, Seen, Wanted, Write
 from agent.inventory.inventory import Inventory
 from agent.kubernetes.api import WATCH, Api, ApiError, backoff, read
@@ -429,7 +429,7 @@ class Publisher:
         if any("taints" in one for one in it.slice.spec.get("devices", ())):
             self._taints_come_back(are_there=any("taints" in one for one in said.spec.devices))
 
-    async def _send(self, api: Api, method: str, path: str, document: slices.Entry | None = None) -> bytes:
+    async def _send(self, api: Api, method: str, path: str, document: Entry | None = None) -> bytes:
         """Make a request that changes something, and count it.
 
         Raises:

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.dra.names import device_name, slice_name
+from agent.dra.names import MOST_IN_TEXT, PCIE_ROOT, STANDARD, Entry, device_name, resource_value, slice_name
 from agent.health.judgement import DRAINED
 from agent.inventory.decision import is_meant_for_one, owns_its_place
 from agent.inventory.inventory import Inventory
@@ -33,23 +33,17 @@ MOST_DEVICES: Final = 64
 TOKENS: Final = "tokens"
 """The capacity of a device that several claims share: how many."""
 
-STANDARD: Final = "resource.kubernetes.io"
-"""The domain of attributes that all drivers are to have (k8s.io/dynamic-resource-allocation/deviceattribute)."""
-
 NVIDIA: Final = "gpu.nvidia.com"
 """NVIDIA's driver, and so the domain of its attributes (dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin/deviceinfo.go)."""
 
 _MOST_ATTRIBUTES: Final = 32  # of a device, with capacities (`ResourceSliceMaxAttributesAndCapacitiesPerDevice`)
 _OTHERS: Final = 7  # of them: `resource`, three of `_standard`, the memory under two names, tokens
 _MOST_IN_NAME: Final = 32  # characters (`DeviceMaxIDLength`)
-_MOST_IN_TEXT: Final = 64  # bytes (`DeviceAttributeMaxValueLength`)
 _MOST_IN_LABEL: Final = 63  # characters of a label's value, which a taint's is
 _MOST_IN_NUMBER: Final = 18  # digits that an int64 has room for
 _OURS_ALREADY: Final = frozenset({"numa_node", "node_numbers"})  # the first as numaNode; the second is internal
 _NUMA: Final = f"{STANDARD}/numaNode"
 _BUS: Final = f"{STANDARD}/pciBusID"
-PCIE_ROOT: Final = f"{STANDARD}/pcieRoot"
-"""The host bridge above a device: what has the same is near each other."""
 _NVIDIAS: Final = {
     "type": "type", "uuid": "uuid", "productName": "model", "brand": "brand", "architecture": "architecture",
     "cudaComputeCapability": "compute_capability", "driverVersion": "driver_version",
@@ -63,9 +57,6 @@ _MOST_SETS_OF_DEVICE: Final = 2  # (`ResourceSliceMaxDeviceCounterConsumptionsPe
 _COUNTER: Final = "parts"
 _HELD: Final = "held"
 _MEMORY_UNITS: Final = ("Ki", "Mi", "Gi", "Ti")
-
-Entry = dict[str, Any]
-"""A device as a slice has it."""
 
 
 class Offer(Struct, frozen=True):
@@ -313,13 +304,6 @@ def _entry(
     return entry
 
 
-def resource_value(resource: str) -> str:
-    """What devices say of their resource: its name, or a digest of one that is too long for an attribute."""
-    return (
-        resource if len(resource) <= _MOST_IN_TEXT else hashlib.blake2b(resource.encode(), digest_size=16).hexdigest()
-    )
-
-
 def _standard(device: Device) -> Iterator[tuple[str, Entry]]:
     """What all drivers call alike. An address that several devices of a resource share (of a part) is theirs, too."""
     owned = sorted(it.removeprefix("pci:") for it in device.hardware if it.startswith("pci:"))
@@ -402,7 +386,7 @@ def _value(values: Sequence[str], *, is_number: bool) -> Entry:
 
 
 def _text(text: str) -> str:
-    return text.encode()[:_MOST_IN_TEXT].decode(errors="ignore")
+    return text.encode()[:MOST_IN_TEXT].decode(errors="ignore")
 
 
 def _taint(health: Health, driver: str, *, is_evicted: bool, offset: float) -> Entry | None:

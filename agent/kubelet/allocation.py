@@ -53,6 +53,12 @@ Holder = Callable[[Sequence[SlotKey]], Awaitable[tuple[SlotKey, str] | None]]
 Prefer = Callable[[PreferredRequest], Awaitable[tuple[str, ...]]]
 """The IDs to give to a container, in valid form whatever the request is; raises nothing."""
 
+Allocate = Callable[[str, Sequence[str], Callable[[str], bool]], Awaitable[wire.Encoded]]
+"""Gives these IDs of a resource to a container, as an AllocateResponse; asks whether the kubelet was told of an ID.
+
+Raises AllocationRefused with a sentence for the pod's owner.
+"""
+
 PreStart = Callable[[str, Sequence[str]], Awaitable[None]]
 """Makes sure that a container may start with these IDs of a resource.
 

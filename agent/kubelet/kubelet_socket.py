@@ -87,7 +87,8 @@ class Kubelet:
         self._identity = identity
         self.generation += 1
         self._channel = None  # closed by the last who uses it
-        self._answers()
+        self._silent_since = None
+        self._silent.healed()
         self._appeared.set()
         self._appeared = asyncio.Event()
         for scope in tuple(self._attempts):
@@ -138,9 +139,6 @@ class Kubelet:
             sentence = f"the kubelet does not answer on {self.socket}: {words(error)}"
             is_unasked = isinstance(error, ConnectionRefusedError | FileNotFoundError)
             raise UnreachableError(sentence, is_unasked=is_unasked) from None
-        self._answers()
-
-    def _answers(self) -> None:
         self._silent_since = None
         self._silent.healed()
 

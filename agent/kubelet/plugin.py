@@ -12,7 +12,7 @@ import asyncio
 import time
 from binascii import crc32
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -25,7 +25,7 @@ from grpclib.exceptions import GRPCError
 from msgspec import Struct
 
 from agent.kubelet import wire
-from agent.kubelet.allocation import Prefer, PreStart, plain
+from agent.kubelet.allocation import Allocate, Prefer, PreStart, plain
 from agent.kubelet.handover_socket import StandbyLostError
 from agent.kubelet.server import refusal
 from agent.runtime.counts import Counts
@@ -34,15 +34,12 @@ from agent.runtime.pacing import STEP, Credit, Running
 from backends.base import AllocationRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Set
-
     from grpclib.server import Stream
 
     from agent.kubelet.client import GatheringTransport
     from agent.kubelet.handover_socket import Relay
     from agent.kubelet.lock import Lock
     from agent.model import Slot, Snapshot
-
 
 COALESCE: Final = 0.05
 """Seconds between two messages of one stream, once its credit is spent."""
@@ -67,20 +64,9 @@ _AT_ONCE: Final = 5000  # IDs that are encoded in one step of the loop, which ta
 _LONG: Final = 1 << 16
 """Bytes of a request that a thread reads: 5,000 IDs; a list has ten times as many, all may be free."""
 
-A = TypeVar("A")
 T = TypeVar("T")
 
 log = structlog.get_logger()
-
-Allocate = Callable[[str, Sequence[str], Callable[[str], bool]], Awaitable[wire.Encoded]]
-"""Gives these IDs of a resource to a container, as an AllocateResponse; asks whether the kubelet was told of an ID.
-
-Raises AllocationRefused with a sentence for the pod's owner.
-"""
-
-
-Confirm = Callable[[str, Callable[[], "Mapping[str, Slot]"]], Awaitable[None]]
-"""Takes in, before a list of a resource is sent, what pods hold of it and these slots lack (kubelet contract: A7.2)."""
 
 
 class Offer(Struct, frozen=True):
@@ -129,13 +115,14 @@ class Plugin:
         prefer: Prefer | None = None,
         pre_start: PreStart | None = None,
         *,
-        confirm: Confirm | None = None,
+        confirm: Callable[[str, Callable[[], Mapping[str, Slot]]], Awaitable[None]] | None = None,
         counts: Counts | None = None,
         record: Callable[[], object] = lambda: None,
         lock: Lock | None = None,
     ) -> None:
         """Prepare; the kubelet is told to ask which devices a pod should get, and before a container starts, if given.
 
+        `confirm` takes in, before a list is sent, what pods hold of the resource and these slots lack (kubelet contract: A7.2).
         `record` identifies the last writing of the kubelet's record; `lock` is what the one agent of the node has.
         """
         self.resource = resource
@@ -200,9 +187,7 @@ class Plugin:
     @property
     def options(self) -> wire.PluginOptions:
         """What the kubelet is told to ask for; it reads them when the resource is registered (kubelet contract: A1)."""
-        return wire.PluginOptions(
-            pre_start=self._check_start is not None, preferred_allocation=self._prefer_ids is not None
-        )
+        return wire.PluginOptions(self._check_start is not None, self._prefer_ids is not None)
 
     @property
     def offers(self) -> bool:
@@ -246,13 +231,13 @@ class Plugin:
     def end_stream(self) -> None:
         """End each open stream with trailers, and accept no other until `reopen`."""
         self._is_stopping = True
-        self._end(self._open)
+        self._end(*self._open)
 
     def end_earlier_streams(self) -> None:
         """End each stream but the one that was opened last."""
-        self._end([one for one in self._open if one is not self._latest])
+        self._end(*(one for one in self._open if one is not self._latest))
 
-    def _end(self, streams: Iterable[asyncio.Event]) -> None:
+    def _end(self, *streams: asyncio.Event) -> None:
         for ending in streams:
             ending.set()
         self._news.set()
@@ -401,11 +386,8 @@ class Plugin:
         """Is this ID in every list that the kubelet may be reading, and in the one being sent (kubelet contract: A7.1)?"""
         if self._left:
             self._let_pass()
-        return (
-            device_id in self._sent
-            and (self._sending is None or device_id in self._sending)
-            and device_id not in self._left
-        )
+        is_listed = device_id in self._sent and (self._sending is None or device_id in self._sending)
+        return is_listed and device_id not in self._left
 
     async def _allocate(self, stream: Stream[wire.Encoded, Any]) -> None:
         began = time.monotonic()
@@ -509,7 +491,7 @@ class Plugin:
         except wire.SENSELESS as error:
             raise GRPCError(Status.INVALID_ARGUMENT, f"malformed request: {error}") from None
 
-    async def _aside(self, size: int, call: Callable[[A], T], argument: A) -> T:
+    async def _aside(self, size: int, call: Callable[[Any], T], argument: Any) -> T:
         """Do work on a message of so many bytes: in a thread where that is long, one message after the other."""
         if size > _LONG:
             return await to_thread.run_sync(call, argument, limiter=self._reading)

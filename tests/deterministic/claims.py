@@ -9,8 +9,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.daemon.dra import Dra
-from agent.dra import driver, manifests, publisher  # noqa: F401  # a run would load them itself, each time
-from agent.dra.names import device_name, pool_name
+from agent.dra import driver, publisher  # noqa: F401  # a run would load them itself, each time
+from agent.dra.names import class_name, classes, device_name, pool_name
 from agent.kubernetes import client, identity  # noqa: F401
 from agent.simulation import scheduler
 from agent.simulation.changes import ResourceView
@@ -45,7 +45,7 @@ class Claims:
         self.running: dict[str, ClaimKey] = {}
         self.is_switched = False
         """Is the resource served by device plugin now?"""
-        for it in manifests.classes([CLAIMED], DRIVER):
+        for it in classes([CLAIMED], DRIVER):
             self.objects.put(f"deviceclasses/{it['metadata']['name']}", it)
         world.kubelet.wipe_slices = self._wipe
         Dra._connect = lambda *_: self.api  # type: ignore[method-assign]
@@ -102,7 +102,7 @@ class Claims:
         """A pod with a claim comes, if anything is free; its name."""
         name = f"claim{next(self._world.numbers)}"
         path = f"namespaces/default/resourceclaims/{name}"
-        asked = [{"name": "it", "exactly": {"deviceClassName": manifests.class_name(CLAIMED)}}]
+        asked = [{"name": "it", "exactly": {"deviceClassName": class_name(CLAIMED)}}]
         it = {"metadata": {"name": name, "namespace": "default"}, "spec": {"devices": {"requests": asked}}}
         made = self.objects.put(path, it)
         try:

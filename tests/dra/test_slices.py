@@ -11,7 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from agent.dra import names, slices
-from agent.dra.slices import Entry, Offer
+from agent.dra.names import Entry
+from agent.dra.slices import Offer
 from agent.inventory.inventory import Inventory
 from agent.model import Health, State
 from agent.simulation.objects import check

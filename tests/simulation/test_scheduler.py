@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.dra import manifests
+from agent.dra import names
 from agent.simulation import scheduler
 from agent.simulation.objects import Object, Objects
 from agent.simulation.scheduler import UnschedulableError
@@ -26,7 +26,7 @@ def put(objects: Objects, number: int, spec: Object, generation: int = 1, count:
 
 def cluster(*devices: Object) -> Objects:
     objects = Objects("n")
-    for it in manifests.classes([RESOURCE], DRIVER):
+    for it in names.classes([RESOURCE], DRIVER):
         objects.put(f"deviceclasses/{it['metadata']['name']}", it)
     put(objects, 0, {"devices": list(devices)})
     return objects
@@ -34,7 +34,7 @@ def cluster(*devices: Object) -> Objects:
 
 def ask(objects: Objects, name: str, **exactly: Any) -> list[str]:
     """The devices that a claim gets; none where it stays pending."""
-    asked = {"name": "it", "exactly": {"deviceClassName": manifests.class_name(RESOURCE), **exactly}}
+    asked = {"name": "it", "exactly": {"deviceClassName": names.class_name(RESOURCE), **exactly}}
     spec = {"devices": {"requests": [asked]}}
     objects.put(f"namespaces/default/resourceclaims/{name}", {"metadata": {"name": name}, "spec": spec})
     try:
