@@ -19,6 +19,12 @@ from msgspec import Struct
 if TYPE_CHECKING:
     import anyio
 
+STEP: Final = 0.25
+"""Seconds between two looks at the clock."""
+
+LATE: Final = 0.5
+"""Seconds by which a look may be late on a busy machine."""
+
 
 class Credit:
     """`at_once` times at once; each period earns one more."""
@@ -99,13 +105,6 @@ class Doorbell(asyncio.Event):
         finally:
             if timer is not None:
                 timer.cancel()
-
-
-STEP: Final = 0.25
-"""Seconds between two looks at the clock."""
-
-LATE: Final = 0.5
-"""Seconds by which a look may be late on a busy machine."""
 
 
 class Clock(Struct, frozen=True):
