@@ -98,7 +98,7 @@ Watchdog.look = looked
     ("source", "part"),
     [
         ("kmsg.KmsgSource", "kernel's log"),
-        ("links.LinkSource", "network interfaces"),
+        ("uevents.LinkSource", "network interfaces"),
         ("paths.PathSource", "inotify"),
         ("uevents.UeventSource", "uevents"),
         ("paths.DirectoryWatch", "kubelet's directory"),
