@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -280,7 +280,7 @@ class PodClaims:
         for resource in resources:
             self._node.resend(resource)
 
-    async def confirm(self, resource: str, listed: Callable[[], Container[str]]) -> frozenset[str]:
+    async def confirm(self, resource: str, listed: Callable[[], Set[str]]) -> frozenset[str]:
         """Adopt what pods hold of a resource by the checkpoint of this moment, before a list of it is sent.
 
         The list may lack such a device, or offer its hardware under another ID.
@@ -319,10 +319,10 @@ class PodClaims:
                 await self._trace_again()
             self._seen = seen
         held, listed_now = checkpoint.held.get(resource, frozenset()) if checkpoint else frozenset[str](), listed()
-        slots = {(resource, device_id) for device_id in held}
-        strangers = frozenset(it[1] for it in slots if it[1] not in listed_now and not self._ledger.has(it))
-        if missing := {it for it in slots if it[1] not in listed_now or self._ledger.is_bare(it)}:
-            await self._adopt(missing, checkpoint)
+        unlisted = held - listed_now
+        strangers = frozenset(it for it in unlisted if not self._ledger.has((resource, it)))
+        if missing := unlisted | self._ledger.bare_among(resource, held):
+            await self._adopt({(resource, device_id) for device_id in missing}, checkpoint)
         return strangers
 
     async def _ask_about(self, resource: str) -> None:
