@@ -133,6 +133,9 @@ class PodClaims:
         self._lost = Pods()
         """Whom the record before had, where the kubelet has begun with another; the claims were not held against it yet."""
         self._asked_about: frozenset[str] = frozenset()  # the resources that were ours when both had been asked
+        self._unrecorded: Set[str] = frozenset()
+        """Resources of which pods hold what the checkpoint lacks: it was removed, or an older one was written last. A kubelet that
+        begins with it gives that to other pods (A11.1)."""
         self._resent_at: tuple[Version | None] | None = None  # the checkpoint that lay there when lists were sent again
         self._pause = Backoff(_WHILE_ENDING, IDLE)
         self._asking = asyncio.Lock()
@@ -270,8 +273,8 @@ class PodClaims:
         self._have_written(checkpoint.version if checkpoint else None)
 
     def _have_written(self, version: Version | None) -> None:
-        """Send lists again where the end of a claim waits for a newer checkpoint than this one."""
-        resources, before = self._ledger.awaiting_checkpoint(self._clock()), self._resent_at
+        """Send lists again where the end of a claim waits for a newer checkpoint than this one, or the last one lacks a pod."""
+        resources, before = self._ledger.awaiting_checkpoint(self._clock()) | self._unrecorded, self._resent_at
         self._resent_at = (version,) if resources else None
         if resources and before == (version,):
             self._pause.next()
@@ -334,6 +337,7 @@ class PodClaims:
         slots = (
             {(name, device_id) for name, ids in checkpoint.held.items() for device_id in ids} if checkpoint else set()
         )
+        self._unrecorded = {name for name, _ in (present or set()) - slots if name in self._inventory.names()}
         await self._adopt(slots | (present or set()), checkpoint)  # a List leaves out init containers (A5)
         await self._see_foreign(checkpoint)
         await self._compare(checkpoint, present, is_asked=True)

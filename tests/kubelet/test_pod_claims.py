@@ -127,6 +127,20 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 # --- adoption ---
 
 
+@pytest.mark.parametrize("record", [(), None], ids=["an older record was written last", "it was removed"])
+async def test_a_record_that_lacks_what_a_pod_has_is_written_again_before_another_kubelet_reads_it(
+    house: House, pods: Pods, record: tuple[str, ...] | None
+) -> None:
+    if record is not None:
+        house.write(*record)
+    pods.show("a")
+    await house.ask()
+    assert house.resent == [TOY]
+    house.write("a")
+    await house.ask(after=1)
+    assert house.resent == [TOY], "once"
+
+
 async def test_claims_that_only_the_kubelet_remembers_are_adopted_with_their_hardware(house: House, pods: Pods) -> None:
     house.devices[TOY, "a"] = device("a")
     pods.show("a", "b")
