@@ -15,10 +15,10 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from agent.importing import chart_values, charts
+from agent.importing import charts
 from agent.importing.charts import Carried, Release
+from agent.importing.fields import Settings, as_argument, together
 from agent.importing.model import ImportRefusedError, Remark
-from agent.importing.settings import Settings, as_argument, together
 from agent.importing.yaml_tree import Items, Scalar, Table, Tree, below, embedded, scalars, text_at
 
 _IMAGES: Final = {
@@ -207,7 +207,7 @@ def _read_object(one: Tree, found: Inputs, recognised: Recognised, carried: Carr
         if isinstance(data, Table):
             _read_map(data, text_at(one, "metadata", "name") or "", found, recognised)
             found.common.environment.update(_variables(data))
-    elif kind and kind == chart_values.POLICY and (text_at(one, "apiVersion") or "").startswith("nvidia.com/"):
+    elif kind and kind == charts.POLICY and (text_at(one, "apiVersion") or "").startswith("nvidia.com/"):
         spec = below(one, "spec")
         called = f"devicePlugin.enabled of {kind} {text_at(one, 'metadata', 'name')}, by enabled: false"
         if isinstance(spec, Table):
@@ -315,12 +315,12 @@ def _read_release(release: Release, found: Inputs, recognised: Recognised) -> No
         if isinstance(data, Table):
             _read_map(data, name, found, recognised)
     sources = {it.source for it in found.configurations[before:]} | {it.source for it in found.told[told:]}
-    source = chart_values.whose(release, sources)
+    source = charts.whose(release, sources)
     for it in found.told[told:]:
         it.texts, it.maps = texts, {**it.maps, **_persisted(release.values)}
     if not source:
         return
-    read = chart_values.read(release, source, bool(found.told[told:]))
+    read = charts.read_values(release, source, bool(found.told[told:]))
     found.remarks += read.remarks
     if read.document is not None:
         found.configurations.append(Configuration("", read.document, source))
