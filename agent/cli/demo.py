@@ -34,12 +34,11 @@ from agent.runtime.errors import FairleadError
 from agent.runtime.supervision.notify import Notifier
 from agent.simulation import scheduler
 from agent.simulation.api_server import ApiServer
-from agent.simulation.changes import GONE
 from agent.simulation.demo_stage import Outcome, Stage
 from agent.simulation.dra import ClaimError, ClaimKey
 from agent.simulation.hardware import LoopDevice, write_stub_file
 from agent.simulation.kubelet import Kubelet
-from agent.simulation.pods import Container, Pod
+from agent.simulation.model import GONE, Container, Pod
 
 LOOP: Final = "demo.fairlead/loop"
 STUB: Final = "demo.fairlead/stub"

@@ -16,9 +16,9 @@ import anyio.to_thread
 from msgspec import Struct
 
 from agent.discovery.sources.paths import CREATE, DELETE, MOVED_TO, Inotify
-from agent.simulation.changes import GONE, Change, Kind
+from agent.simulation.api_server import Objects
 from agent.simulation.kubelet import Kubelet
-from agent.simulation.objects import Objects
+from agent.simulation.model import GONE, Change, Kind
 
 _PATIENCE = 5.0  # seconds for a change to reach the kubelet
 

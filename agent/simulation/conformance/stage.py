@@ -33,18 +33,15 @@ from agent.kubelet.api.v1beta1 import (
 )
 from agent.kubelet.transport.server import SocketServer
 from agent.kubelet.wire import HEALTHY, Codec
-from agent.simulation.background_tasks import Background
-from agent.simulation.changes import Change, Kind
-from agent.simulation.clock import Clock
+from agent.simulation.clock import Background, Clock
 from agent.simulation.conformance.process import Plugin
 from agent.simulation.conformance.timeline import Asked, Called, Did, Ended, Event, Skipped, Timeline
-from agent.simulation.device_manager.manager import KubeletPanicError
+from agent.simulation.device_manager import KubeletPanicError
 from agent.simulation.kubelet import Kubelet, unhindered
+from agent.simulation.model import Change, Container, Kind, Pod, PodStatus, Version
 from agent.simulation.plugin_client import PluginClient, PluginError
-from agent.simulation.pod_admission import KubeletStoppedError
-from agent.simulation.pods import Container, Pod, PodStatus
+from agent.simulation.pod_workers import KubeletStoppedError
 from agent.simulation.registration import join
-from agent.simulation.sockets import Version
 
 _RESPAWN: Final = (
     1.0  # seconds until a container that ended is started again: the first back-off of a kubelet is shorter

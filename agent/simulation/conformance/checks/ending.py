@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 from typing import Final
 
-from agent.simulation.changes import Kind
 from agent.simulation.conformance.checks.registration import begun, comes
 from agent.simulation.conformance.stage import Stage
 from agent.simulation.conformance.suite import check
 from agent.simulation.conformance.timeline import Asked, Ended, Skipped, Timeline, first, named
+from agent.simulation.model import Kind
 
 _GRACE: Final = 10.0  # seconds; a pod has 30 by default, and its node's shutdown often fewer
 TERM, KILL = signal.SIGTERM.name, signal.SIGKILL.name

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from agent.simulation.changes import Kind
 from agent.simulation.conformance.checks.restarts import away
 from agent.simulation.conformance.stage import Stage
 from agent.simulation.conformance.suite import check
 from agent.simulation.conformance.timeline import Skipped, Timeline, first
+from agent.simulation.model import Kind
 
 _CPU: Final = 0.05
 """Of one processor, while nothing happens: a plugin that polls each second takes less."""
