@@ -22,8 +22,8 @@ from agent.daemon.supervisor import Agent
 from agent.discovery.backend_factory import make_backends
 from agent.runtime.supervision.notify import Notifier
 from agent.simulation import checkpoint
+from agent.simulation.demo_stage import write_stub_file
 from agent.simulation.device_manager import DeviceManager, KubeletPanicError
-from agent.simulation.hardware import write_stub_file
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.model import Change, Container, Kind, Phase, Pod, PodStatus, Version
 from agent.simulation.pod_workers import KubeletStoppedError

@@ -16,8 +16,8 @@ from typing import Final, Self, get_args
 
 from agent.console.client import Client
 from agent.runtime.errors import FairleadError
+from agent.simulation.demo_stage import write_stub_file
 from agent.simulation.device_manager import KubeletPanicError
-from agent.simulation.hardware import write_stub_file
 from agent.simulation.kubelet import Kubelet
 from agent.simulation.model import Change, Container, Kind, Phase, Pod, PodStatus, Version
 from agent.simulation.pod_workers import KubeletStoppedError

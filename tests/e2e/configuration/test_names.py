@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from agent.simulation.hardware import write_stub_file
+from agent.simulation.demo_stage import write_stub_file
 from agent.simulation.model import Kind, Phase
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish

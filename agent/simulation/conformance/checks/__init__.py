@@ -5,9 +5,8 @@ from agent.simulation.conformance.checks import (  # isort: skip  # in the order
     restarts,
     allocate,
     devices,
-    ending,
-    resources,
+    process,
 )
 from agent.simulation.conformance.suite import CHECKS
 
-__all__ = ["CHECKS", "allocate", "devices", "ending", "registration", "resources", "restarts"]
+__all__ = ["CHECKS", "allocate", "devices", "process", "registration", "restarts"]
