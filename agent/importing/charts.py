@@ -14,7 +14,18 @@ from msgspec import Struct, field
 
 from agent.importing.model import ImportRefusedError, Remark
 from agent.importing.readers import gpu, nvidia
-from agent.importing.yaml_tree import Items, Scalar, Table, Tree, below, embedded, merged, scalars, text_at
+from agent.importing.yaml_tree import (
+    Scalar,
+    Table,
+    Tree,
+    below,
+    embedded,
+    items_at,
+    merged,
+    scalars,
+    text_at,
+    values_at,
+)
 
 SOURCES: Final = {
     "nvidia-device-plugin": "nvidia",
@@ -103,8 +114,7 @@ def _flux(tree: Table, of: Carried) -> Iterator[tuple[str, Table]]:
         or ""
     )
     values = _none(tree)
-    references = below(spec, "valuesFrom")
-    for reference in references.items if isinstance(references, Items) else ():
+    for reference in items_at(spec, "valuesFrom"):
         values = merged(values, _referenced(reference, of))
     own = below(spec, "values")
     yield chart, merged(values, own) if isinstance(own, Table) else values
@@ -112,8 +122,7 @@ def _flux(tree: Table, of: Carried) -> Iterator[tuple[str, Table]]:
 
 def references(tree: Tree) -> list[tuple[str, str]]:
     """The kinds and names of the objects that have values for Flux: these are no configurations by themselves."""
-    found = below(tree, "spec", "valuesFrom")
-    every = found.items if isinstance(found, Items) else ()
+    every = items_at(tree, "spec", "valuesFrom")
     return [(text_at(it, "kind") or "ConfigMap", text_at(it, "name") or "") for it in every]
 
 
@@ -133,8 +142,7 @@ def _referenced(reference: Tree, of: Carried) -> Table:
 def _argo(tree: Table, of: Carried) -> Iterator[tuple[str, Table]]:
     """Argo CD's Application, and the template of an ApplicationSet."""
     spec = below(tree, "spec", "template", "spec") or below(tree, "spec")
-    several = below(spec, "sources")
-    for source in (*(several.items if isinstance(several, Items) else ()), below(spec, "source")):
+    for source in (*items_at(spec, "sources"), below(spec, "source")):
         helm = below(source, "helm")
         if source is None or (helm is None and below(source, "chart") is None):
             continue
@@ -145,15 +153,9 @@ def _argo(tree: Table, of: Carried) -> Iterator[tuple[str, Table]]:
         elif isinstance(text, Scalar) and text.text:
             values = _text(text, of)
         _missing(below(helm, "valueFiles"), of)
-        parameters = below(helm, "parameters")
-        said = [
-            (text_at(one, "name") or "", below(one, "value"))
-            for one in (parameters.items if isinstance(parameters, Items) else ())
-        ]
-        yield (
-            text_at(source, "chart") or text_at(source, "path") or "",
-            merged(values, _nested(said, source.line, of)),
-        )
+        said = [(text_at(one, "name") or "", below(one, "value")) for one in items_at(helm, "parameters")]
+        chart = text_at(source, "chart") or text_at(source, "path") or ""
+        yield chart, merged(values, _nested(said, source.line, of))
 
 
 def _rancher(tree: Table, of: Carried) -> Iterator[tuple[str, Table]]:
@@ -171,8 +173,7 @@ def _rancher(tree: Table, of: Carried) -> Iterator[tuple[str, Table]]:
 
 def _kustomize(tree: Table, of: Carried) -> Iterator[tuple[str, Table]]:
     """The charts of a kustomization.yaml, whose own patches and files are not read."""
-    charts = below(tree, "helmCharts")
-    for one in charts.items if isinstance(charts, Items) else ():
+    for one in items_at(tree, "helmCharts"):
         values = below(one, "valuesInline")
         _missing(below(one, "valuesFile"), of)
         _missing(below(one, "additionalValuesFiles"), of)
@@ -193,8 +194,7 @@ KINDS: Final = frozenset(_READERS)
 
 
 def _missing(files: Tree | None, of: Carried) -> None:
-    names = files.items if isinstance(files, Items) else (files,)
-    for name in names:
+    for name in items_at(files) or (files,):
         if isinstance(name, Scalar) and name.text and name.text.rpartition("/")[2] not in of.files:
             why = f"the values in {name.text} are not read from here; import that file, too, or what `helm template` prints"
             of.remarks.append(Remark(name.line, why))
@@ -394,7 +394,7 @@ def _read_operator(values: dict[str, Tree], release: Release, found: ReadValues)
         found.remarks.append(
             Remark(enabled.line, "devicePlugin.enabled is false: the operator runs no plugin", lost=False)
         )
-    for key, tree in plugin.values.items() if isinstance(plugin, Table) else ():
+    for key, tree in values_at(plugin).items():
         if key not in _OPERATORS_PLUGIN:
             found.remarks.append(Remark(tree.line, f"the value devicePlugin.{key} is not known here, and is left out"))
     _read_name(below(plugin, "config"), found)
@@ -408,8 +408,7 @@ def _read_name(config: Tree | None, found: ReadValues) -> None:
 
 
 def _environment(tree: Tree | None) -> dict[str, Scalar]:
-    pairs = [(text_at(it, "name"), below(it, "value")) for it in tree.items] if isinstance(tree, Items) else []
-    pairs += list(tree.values.items()) if isinstance(tree, Table) else []
+    pairs = [*((text_at(it, "name"), below(it, "value")) for it in items_at(tree)), *values_at(tree).items()]
     kinds = {"true": "bool", "false": "bool"}
     return {
         name: Scalar(value.line, value.text, kinds.get(value.text, "str"))

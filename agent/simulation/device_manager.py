@@ -93,7 +93,7 @@ class DeviceManager:
             return
         self.held = PodDevices(entries)
         for name in resources:
-            self._resources[name] = empty(name)
+            self._resources[name] = Resource(ResourceView(name))
             self._endpoints[name] = (_Endpoint(None, DevicePluginOptions(), stopped=True),)
             self._await_return(name)
             self._show(ResourceView(name))
@@ -342,11 +342,6 @@ class Resource(Struct, frozen=True):
         """
         missing = sorted(set(held) - self.nodes.keys())
         return missing[0] if missing and any(self.nodes.values()) else None
-
-
-def empty(name: str) -> Resource:
-    """A resource that is known but has no devices: from a checkpoint, or after the grace period."""
-    return Resource(ResourceView(name))
 
 
 def listed(name: str, devices: Iterable[tuple[str, str, tuple[int, ...]]]) -> Resource:

@@ -217,8 +217,8 @@ class PodWorkers:
 
     async def finish_init(self, status: PodStatus) -> None:
         """The long init container that runs now comes to its end."""
-        for container in running(status, status.pod.init):
-            if not container.sidecar:
+        for container in status.pod.init:
+            if not container.sidecar and status.containers[container.name].state is State.RUNNING:
                 status.containers[container.name].state = State.TERMINATED
         await self._advance(status)
 
@@ -226,11 +226,6 @@ class PodWorkers:
         problems = [f"{name}: {c.reason}: {c.message}" for name, c in status.containers.items() if c.reason]
         words = [f"{status.pod.namespace}/{status.pod.name} {status.phase}", status.reason, status.message, *problems]
         self._feed.publish(Change(Kind.POD, text=" · ".join(word for word in words if word)))
-
-
-def running(status: PodStatus, containers: Iterable[Container]) -> list[Container]:
-    """Those of these containers that run now."""
-    return [c for c in containers if status.containers[c.name].state is State.RUNNING]
 
 
 # --- the pod resources API ---

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from agent.importing.fields import USB_IDS, Fields, Settings, usb_ids
 from agent.importing.model import Draft, ImportRefusedError, Part, Remark, Sketch, Value
-from agent.importing.yaml_tree import Items, Scalar, Table, Tree, below
+from agent.importing.yaml_tree import Items, Scalar, Table, Tree, below, items_at, values_at
 
 KEYS: Final = frozenset({"pciHostDevices", "mediatedDevices", "usb", "usbHostDevices"})
 """What `permittedHostDevices` may have; `usbHostDevices` is HyperConverged's name for `usb`."""
@@ -227,13 +227,9 @@ def _made(beside: Table | None, remarks: list[Remark]) -> dict[str, int]:
 
 def _is_off(beside: Table) -> bool:
     for place in _GATES:
-        found = below(beside, *place)
-        if isinstance(found, Items):
-            gates = [(item.text, "true") for item in found.items if isinstance(item, Scalar)]
-        elif isinstance(found, Table):
-            gates = [(key, value.text) for key, value in found.values.items() if isinstance(value, Scalar)]
-        else:
-            continue
+        gates = [(item.text, "true") for item in items_at(beside, *place) if isinstance(item, Scalar)]
+        table = values_at(beside, *place)
+        gates += [(key, value.text) for key, value in table.items() if isinstance(value, Scalar)]
         if any(name.lower() in _OFF and state.lower() == "true" for name, state in gates):
             return True
     return False

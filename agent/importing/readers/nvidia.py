@@ -9,7 +9,7 @@ from msgspec import Struct, field
 
 from agent.importing.fields import Fields, Settings, is_xid
 from agent.importing.model import Draft, ImportRefusedError, Part, Remark, Sketch, Value
-from agent.importing.yaml_tree import Items, Scalar, Table, Tree, below, text_at
+from agent.importing.yaml_tree import Items, Scalar, Table, Tree, below, items_at, text_at, values_at
 
 _KEYS: Final = frozenset({"version", "flags", "resources", "sharing", "imex", "health"})
 SECTIONS: Final = frozenset({"flags", "sharing", "imex"})
@@ -121,14 +121,11 @@ def _misplaced(fields: Fields) -> None:
 
 def _effective(file: Table, settings: Settings) -> Table:
     """All flags: the file's, flat, below what arguments, the environment and values say."""
-    flags = file.values.get("flags")
-    said: dict[str, Tree] = dict(flags.values) if isinstance(flags, Table) else {}
-    plugin = said.pop("plugin", None)
-    said |= plugin.values if isinstance(plugin, Table) else {}
-    imex = file.values.get("imex")
+    said: dict[str, Tree] = dict(values_at(file, "flags"))
+    said |= values_at(said.pop("plugin", None))
     for key, name in (("channelIDs", "imexChannelIDs"), ("required", "imexRequired")):
-        if isinstance(imex, Table) and key in imex.values:
-            said[name] = imex.values[key]
+        if (tree := below(file, "imex", key)) is not None:
+            said[name] = tree
     if root := below(settings.values.get("mps"), "root"):
         said["mpsRoot"] = root  # of the Helm chart
     said |= settings.table(SETTINGS).values
@@ -175,7 +172,7 @@ def _strategy(fields: Fields) -> dict[str, Value]:
 
 def _imex(fields: Fields, above: Fields) -> dict[str, Value]:
     tree = fields.tree("imexChannelIDs")
-    texts = [item.text for item in tree.items if isinstance(item, Scalar)] if isinstance(tree, Items) else []
+    texts = [item.text for item in items_at(tree) if isinstance(item, Scalar)]
     texts = tree.text.strip("[] ").split(",") if isinstance(tree, Scalar) else texts
     channels = [text.strip() for text in texts if text.strip()]
     required = fields.flag("imexRequired")
