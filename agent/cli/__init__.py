@@ -106,7 +106,6 @@ def run_daemon(config: Path | None, log_level: Level) -> None:
 
     import asyncio
     import faulthandler
-    import sys
 
     import anyio
 
