@@ -26,9 +26,8 @@ from agent.kubelet.plugin import Plugin
 from agent.model import Held
 from agent.runtime import limits
 from agent.runtime.supervision import restarts
-from agent.simulation.changes import Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
-from agent.simulation.pods import Phase
+from agent.simulation.model import Kind, Phase
 from backends.base import (
     Backend,
     ContainerEdits,

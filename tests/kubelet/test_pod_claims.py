@@ -30,9 +30,8 @@ from agent.kubelet.pod_claims import PodClaims
 from agent.kubelet.transport.server import SocketServer
 from agent.model import Held, ResourceClaim, SlotKey
 from agent.runtime.pacing import Doorbell
-from agent.simulation.changes import Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
-from agent.simulation.pods import Container, Pod
+from agent.simulation.model import Container, Kind, Pod
 from tests.kubelet.plugins import TOY, device
 from tests.kubelet.test_confirm import KIND, Lists, Told, must_be_waited_for
 from tests.kubelet.test_podresources import Lister

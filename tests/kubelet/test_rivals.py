@@ -23,7 +23,7 @@ from agent.kubelet.podresources import PodResourcesError
 from agent.kubelet.rivals import INTERVAL, SETTLED, LostResources, Observation
 from agent.kubelet.transport.server import SocketServer
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
-from agent.simulation.sockets import Version
+from agent.simulation.model import Version
 from tests.background import running as background
 from tests.kubelet.plugins import TOY, Lists, nothing, served
 from tests.kubelet.test_registration import Agent, noticed_to_die, running, stays_well, version, well
