@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Hashable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, final
 
 from msgspec import Struct, field
 
@@ -64,11 +64,9 @@ REPLACED: Final = frozenset({"replaced", "node-replaced"})
 """The reasons of a slot that a pod holds and that has another device than the pod was given; the second of device nodes."""
 
 
-class Slot(NamedTuple):
-    """One advertised ID; without a device it is a tombstone (kubelet contract: A7).
-
-    A named tuple, not a dataclass: a device with 1,000 tokens makes 1,000 of them at once, three times faster.
-    """
+@final
+class Slot(Struct, frozen=True, gc=False):
+    """One advertised ID; without a device it is a tombstone (kubelet contract: A7)."""
 
     id: str
     device: Device | None
@@ -126,7 +124,7 @@ class ResourceClaim(Struct, frozen=True):
     """The machine's boot in which it was prepared: what was done to hardware before, and what lay in /run, is gone."""
 
 
-class Held(Struct, frozen=True):
+class Held(Struct, frozen=True, gc=False):
     """What a pod holds, or is being given: one ID of a resource."""
 
     resource: str

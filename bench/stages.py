@@ -68,7 +68,7 @@ def wrap(module, name, label):
     setattr(owner, last, wrapped)
 from agent.runtime import logs, process
 process.put_off_collecting()
-import agent.cli.run
+import agent.cli.commands
 for it in WRAPPED:
     wrap(*it)
 atexit.register(lambda: open(FILE, "w").write(json.dumps(marks)))
@@ -99,7 +99,7 @@ def counted(name, *arguments, **more):
 builtins.__import__ = counted
 from agent.runtime import logs, process
 process.put_off_collecting()
-import agent.cli.run, agent.daemon.supervisor, agent.config, backends.chardev
+import agent.cli.commands, agent.daemon.supervisor, agent.config, backends.chardev
 for name, size in sorted(found.items(), key=lambda it: -it[1])[:25]:
     print(f"{size / 1024:8.2f} MB  {name}")
 """

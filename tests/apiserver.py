@@ -8,8 +8,7 @@ import ssl
 from typing import Final
 
 from agent.simulation import api_server
-from agent.simulation.api_server import TOKEN, Request
-from agent.simulation.objects import GROUP, Object
+from agent.simulation.api_server import GROUP, TOKEN, Object, Request
 from tests.wait import until
 
 NODE: Final = "worker-1"

@@ -23,7 +23,7 @@ from typing import Final
 
 import pytest
 
-from agent.simulation.hardware import LoopDevice
+from agent.simulation.demo_stage import LoopDevice
 from tests.nodes import can_make_nodes
 
 CHROMIUM: Final = Path("/usr/bin/chromium")  # Debian's

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent.kubernetes.api import ApiError
-from agent.simulation.objects import Objects, RefusalError
+from agent.simulation.api_server import Objects, RefusalError
 
 
 class CalledObjects:

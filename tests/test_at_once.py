@@ -22,9 +22,9 @@ from agent.daemon.supervisor import Agent
 from agent.hardware import reconciler
 from agent.kubelet import kubelet_socket, plugin, pod_claims, registration
 from agent.simulation.kubelet import Kubelet
+from agent.simulation.model import Phase
 from agent.simulation.plugin_client import PluginClient
-from agent.simulation.pod_admission import KubeletStoppedError
-from agent.simulation.pods import Phase
+from agent.simulation.pod_workers import KubeletStoppedError
 from backends.base import (
     AllocationRefused,
     Backend,

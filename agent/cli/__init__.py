@@ -1,4 +1,4 @@
-"""The commands, one file each, and the program's entry point."""
+"""The program's entry point, and how the daemon starts; the commands are in `commands.py` and a file each."""
 
 from __future__ import annotations
 
@@ -58,13 +58,11 @@ def _folded(sentence: str) -> str:
 def _run(arguments: Sequence[str]) -> None:
     """Run a command; the daemon without click, which takes a fifteenth of its start, where that says nothing."""
     if _COMPLETE in os.environ:
-        import_module("agent.cli.completion")
+        import_module("agent.cli.manual")
     elif (options := _options_of_run(arguments)) is not None:
-        from agent.cli import daemon
-
         config, level = options.get("--config"), options.get("--log-level", "info")
         try:
-            daemon.run(None if config is None else Path(config), cast("Level", level))
+            run_daemon(None if config is None else Path(config), cast("Level", level))
         except KeyboardInterrupt:  # before the daemon listens to signals
             print("Aborted!", file=sys.stderr)  # as click says it
             sys.exit(ExitCode.TROUBLE)
@@ -87,3 +85,57 @@ def _options_of_run(arguments: Sequence[str]) -> dict[str, str] | None:
             return None
         options[name] = value
     return options
+
+
+def run_daemon(config: Path | None, log_level: Level) -> None:
+    """Run the daemon until SIGTERM or SIGINT; what is set up comes before the rest is imported, which takes long.
+
+    Raises:
+        FairleadError: the configuration has mistakes.
+    """
+    from agent.runtime import process
+
+    process.put_off_tls()
+    process.use_one_heap()
+    process.put_off_collecting()
+
+    from agent.runtime import logs  # before all else that imports structlog: see there
+
+    process.raise_limits()
+
+    import asyncio
+    import faulthandler
+
+    import anyio
+
+    from agent.config import load
+    from agent.daemon.reporting.event_log import Events
+    from agent.daemon.supervisor import Agent
+    from agent.discovery.backend_answers import make_backends
+    from agent.runtime.logs import QueuedLines
+    from agent.runtime.watchdog import Notifier
+
+    stderr = QueuedLines(sys.stderr.fileno())
+    stderr.when_room = _tell_of_lost
+    events = Events(lost=lambda: stderr.lost)
+    logs.set_up(log_level, stderr, note=events.note)
+    faulthandler.enable()  # systemd's watchdog ends us with SIGABRT: the journal then shows where the loop hung
+    loaded = load(config)
+
+    async def main() -> None:
+        agent = Agent(loaded, make_backends(loaded.host, loaded.resources), Notifier.from_environment(), events)
+        asyncio.get_running_loop().set_exception_handler(process.Shortage(agent.problems).handle)
+        agent.counts.lost_lines = events.lost
+        await agent.run_until_signal()
+
+    try:
+        anyio.run(main)
+    finally:
+        stderr.close()
+
+
+def _tell_of_lost(count: int) -> None:
+    import structlog
+
+    log = structlog.get_logger()
+    log.warning("log-lines-lost", count=count, reason="stderr took no more lines for a while")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from agent.cli import options, output
+from agent.cli import commands, output
 
 
 @click.command(epilog="Exit codes: 0 done, 1 a daemon runs or one cannot be removed, 2 the configuration has mistakes.")
 @click.argument("action", type=click.Choice(["clean"]))
-@options.config
-@options.as_json
+@commands.config
+@commands.as_json
 def cdi(action: str, config: Path | None, as_json: bool) -> None:  # noqa: ARG001  # there is but one
     """Remove the CDI specifications that Fairlead has written, once it is uninstalled.
 

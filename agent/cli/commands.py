@@ -1,16 +1,20 @@
-"""The group of all commands; a command imports what it needs only when it runs."""
+"""The group of all commands, and the options that several have; a command imports what it needs only when it runs."""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 from importlib import import_module
 from keyword import iskeyword
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from agent import __version__
+from agent import __version__, cli
 from agent.runtime.errors import unknown
+
+if TYPE_CHECKING:
+    from agent.runtime import logs
 
 _COMMANDS: Final = {
     "run": "Find hardware, offer it to the kubelet, hand it to pods.",
@@ -39,8 +43,26 @@ _COMMANDS: Final = {
 }
 """Name → its line in the help. Each is the function of that name, `import_` for `import`."""
 
-_BESIDE: Final = {"undrain": "drain", "handover": "reload"}
+_BESIDE: Final = {
+    "run": "commands",
+    "undrain": "drain",
+    "handover": "reload",
+    "probe": "reload",
+    "completion": "manual",
+    "schema": "manual",
+}
 """The module of a command that has none of its own name."""
+
+config: Final = click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The configuration; by default /etc/fairlead/config.toml, and KubeVirt's devices where that is missing.",
+)
+"""`config: Path | None`, as `agent.config.load` takes it."""
+
+as_json: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+"""`as_json: bool`."""
 
 
 class _Lazy(click.Group):
@@ -85,3 +107,11 @@ class _Lazy(click.Group):
 @click.version_option(__version__, message="fairlead %(version)s")
 def fairlead() -> None:
     """Offer a node's hardware to Kubernetes, all kinds of it from one process."""
+
+
+@click.command(epilog="Exit codes: 0 it was stopped by SIGTERM or SIGINT, 2 the configuration has mistakes.")
+@config
+@click.option("--log-level", type=click.Choice(cli.LEVELS), default="info", show_default=True)
+def run(config: Path | None, log_level: logs.Level) -> None:
+    """Find hardware, offer it to the kubelet, hand it to pods."""
+    cli.run_daemon(config, log_level)

@@ -26,9 +26,8 @@ from agent.runtime import logs
 from agent.runtime.errors import ExitCode, FairleadError, unknown
 from agent.simulation.conformance.checks import CHECKS
 from agent.simulation.conformance.process import KUBELET, Command
-from agent.simulation.conformance.reports import FORMATS, counts
 from agent.simulation.conformance.stage import Terms
-from agent.simulation.conformance.suite import Check, Outcome, Result, run
+from agent.simulation.conformance.suite import FORMATS, Check, Outcome, Result, counts, run
 
 _COLORS: Final = {Outcome.PASS: "green", Outcome.FAIL: "red", Outcome.SKIPPED: "yellow"}
 _TABLE: Final = "table"

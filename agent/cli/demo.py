@@ -23,7 +23,7 @@ import click
 import msgspec
 from msgspec.structs import asdict
 
-from agent.cli import options, output
+from agent.cli import commands, output
 from agent.config import Config, load
 from agent.daemon.supervisor import Agent
 from agent.discovery.backend_answers import make_backends
@@ -33,12 +33,10 @@ from agent.runtime.errors import FairleadError
 from agent.runtime.watchdog import Notifier
 from agent.simulation import scheduler
 from agent.simulation.api_server import ApiServer
-from agent.simulation.changes import GONE
-from agent.simulation.demo_stage import Outcome, Stage
+from agent.simulation.demo_stage import LoopDevice, Outcome, Stage, write_stub_file
 from agent.simulation.dra import ClaimError, ClaimKey
-from agent.simulation.hardware import LoopDevice, write_stub_file
 from agent.simulation.kubelet import Kubelet
-from agent.simulation.pods import Container, Pod
+from agent.simulation.model import GONE, Container, Pod
 
 LOOP: Final = "demo.fairlead/loop"
 STUB: Final = "demo.fairlead/stub"
@@ -108,7 +106,7 @@ run = "{root}/run"
 @click.command(epilog="Exit codes: 0 done, 1 the agent did not register or a change never reached the kubelet.")
 @click.option("--seconds", type=click.FloatRange(min=0), help="End after so long; by default with Ctrl-C.")
 @click.option("--dra", "by_dra", is_flag=True, help="The stub by dynamic resource allocation, with an API server.")
-@options.as_json
+@commands.as_json
 def demo(seconds: float | None, by_dra: bool, as_json: bool) -> None:
     """Run against a simulated kubelet and watch devices come and go.
 

@@ -12,7 +12,7 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.cli import connection, options, output
+from agent.cli import commands, connection, output
 from agent.cli.output import echo
 from agent.cli.watch import Past, follow
 from agent.console.client import Client
@@ -56,7 +56,7 @@ class Row(Struct, frozen=True):
 @click.command(cls=connection.OfAll, epilog="Exit codes: 0 done, 1 no daemon answers.")
 @connection.config
 @click.option("--watch", is_flag=True, help="Show it again whenever something happens; q ends it.")
-@options.as_json
+@commands.as_json
 def devices(config: Path | None, watch: bool, as_json: bool) -> None:
     """Show each device of this node on a line, also what is gone or not offered: names, resource, state, reason, pods.
 

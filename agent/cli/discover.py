@@ -10,7 +10,7 @@ from typing import Any, Final
 import anyio
 import click
 
-from agent.cli import connection, options
+from agent.cli import commands, connection
 from agent.cli.output import echo, echo_json, wrapped
 from agent.cli.suggest import Found, look
 from agent.config import load
@@ -33,9 +33,9 @@ _MOST_NAMES: Final = 8  # of the adapters of a pool, on its line
 
 
 @click.command(epilog="Exit codes: 0 done, 2 the configuration has mistakes.")
-@options.config
+@commands.config
 @click.option("--all", "everything", is_flag=True, help="Look with every backend; show what could be offered, too.")
-@options.as_json
+@commands.as_json
 def discover(config: Path | None, everything: bool, as_json: bool) -> None:
     """Show the hardware that the configuration takes, and what it leaves; without one, what this machine could offer.
 

@@ -10,7 +10,7 @@ import anyio
 import click
 from msgspec.structs import replace
 
-from agent.cli import connection, options, output
+from agent.cli import commands, connection, output
 from agent.cli.output import echo, wrapped
 from agent.config import DEFAULT_PATH, Config, ConfigError, load
 from agent.console.client import Client
@@ -33,9 +33,9 @@ _MARKS: Final = {Level.FINE: ("ok", "green"), Level.WARNING: ("warning", "yellow
 
 
 @click.command(epilog="Exit codes: 0 all is well, 1 there are warnings, 2 something does not work.")
-@options.config
+@commands.config
 @click.option("--all", "everything", is_flag=True, help="Show also what is well.")
-@options.as_json
+@commands.as_json
 def doctor(config: Path | None, everything: bool, as_json: bool) -> None:
     """Look for what keeps this node's hardware from pods, and say how to mend it. It changes nothing.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.cli import connection, options, output
+from agent.cli import commands, connection, output
 from agent.runtime.errors import unknown
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 @click.argument("what", type=click.Choice(["classes", "examples", "switch"]))
 @click.argument("resource", required=False)
 @click.option("--dry-run", is_flag=True, help="Of switch: say what would happen. You switch by `serve` in the file.")
-@options.config
-@options.as_json
+@commands.config
+@commands.as_json
 def dra(what: str, resource: str | None, dry_run: bool, config: Path | None, as_json: bool) -> None:
     """Print DeviceClasses for the resources that have serve = "dra", or examples of claims and pods for what is here.
 

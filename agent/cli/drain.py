@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import connection, options, output
+from agent.cli import commands, connection, output
 from agent.runtime.errors import some
 from backends.base import Seconds
 
@@ -63,7 +63,7 @@ def _on(text: str) -> float:
     type=_Until(),
     help="When it is back by itself: '2h30m', '18:00', '2026-11-20T18:00' (by this machine's clock), '2026-11-20T18:00Z'.",
 )
-@options.as_json
+@commands.as_json
 def drain(device: str, config: Path | None, reason: str | None, until: float | None, as_json: bool) -> None:
     """Offer DEVICE to no new pod: an ID, a key, a PCI address, or what else `explain` finds it by.
 
@@ -96,7 +96,7 @@ def drain(device: str, config: Path | None, reason: str | None, until: float | N
 @click.command(epilog="Exit codes: 0 done, 1 no daemon answers, 2 there is no such device.")
 @connection.device
 @connection.config
-@options.as_json
+@commands.as_json
 def undrain(device: str, config: Path | None, as_json: bool) -> None:
     """Offer DEVICE again: ends its drain, its quarantine, and what waits for an operator, such as an XID.
 

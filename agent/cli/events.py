@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli import connection, options, output
+from agent.cli import commands, connection, output
 from agent.console.client import Client
 from agent.console.views import Event
 
@@ -15,7 +15,7 @@ from agent.console.views import Event
 @connection.config
 @click.option("--follow", "-f", is_flag=True, help="Go on until interrupted, or until the daemon ends.")
 @click.option("--last", "-n", type=click.IntRange(0, 1000), default=50, show_default=True, help="How many of the past.")
-@options.as_json
+@commands.as_json
 def events(config: Path | None, follow: bool, last: int, as_json: bool) -> None:
     """Show what changed: devices, registrations, allocations, the configuration.
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from agent.cli import connection, device_history, options, output
+from agent.cli import commands, connection, device_history, output
 from agent.cli.output import advised, bold, echo, wrapped
 from agent.console import advice
 from agent.console.client import NoDaemonError, WrongNameError
@@ -25,7 +25,7 @@ OWN_LOOK: Final = "This command has looked at the hardware itself; it knows neit
 @click.command(epilog="Exit codes: 0 done, 2 there is no such device, or no daemon and a configuration with mistakes.")
 @connection.device
 @connection.config
-@options.as_json
+@commands.as_json
 def explain(device: str, config: Path | None, as_json: bool) -> None:
     """Show what was read of DEVICE, which resource took or refused it and why, how it is, and what a pod would get.
 

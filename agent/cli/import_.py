@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from agent.importing import FORMATS, Imported, ImportRefusedError, import_files
-from agent.importing.places import Places
+from agent.importing.model import Places
 from agent.importing.yaml_tree import MOST_BYTES
 from agent.runtime.errors import ExitCode
 from backends.printable import printable

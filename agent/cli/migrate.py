@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from agent.claims.ledger import Tracer
-from agent.cli import options, output
+from agent.cli import commands, output
 from agent.cli.import_ import arguments, imported_from
 from agent.cli.output import bold, echo, wrapped
 from agent.config import Config, load
@@ -46,8 +46,8 @@ _STEPS: Final = (
     epilog="Exit codes: 0 everything can be carried over, 1 something is lost or cannot be mapped, 2 the files cannot be read."
 )
 @arguments
-@options.config
-@options.as_json
+@commands.config
+@commands.as_json
 def migrate(files: tuple[Path, ...], config: Path | None, as_json: bool, **how: Any) -> None:
     """Show what switching this node from another plugin to Fairlead means; it changes nothing.
 

@@ -1,4 +1,4 @@
-"""`fairlead reload` and `fairlead handover`: have the daemon read its configuration again, or a new one take its place."""
+"""`fairlead reload`, `handover` and `probe`: the daemon reads its file again, gives its place to a new one, says how it is."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from pathlib import Path
 
 import click
 
-from agent.cli import connection, options, output
+from agent.cli import commands, connection, output
+from agent.console import sockets
 from agent.console.client import Client
 from agent.console.views import Reloaded
+from agent.runtime.errors import ExitCode
 
 _PATIENCE = 60.0  # seconds for a new daemon, which looks at all hardware first
 
 
 @click.command(epilog="Exit codes: 0 done, 1 no daemon answers, or the configuration has mistakes and nothing changed.")
 @connection.config
-@options.as_json
+@commands.as_json
 def reload(config: Path | None, as_json: bool) -> None:
     """Have the daemon read its configuration again and apply what changed.
 
@@ -39,7 +41,7 @@ def reload(config: Path | None, as_json: bool) -> None:
     epilog="Exit codes: 0 a new process serves the node, 1 no daemon answers, or it could not be and the old one serves on."
 )
 @connection.config
-@options.as_json
+@commands.as_json
 def handover(config: Path | None, as_json: bool) -> None:
     """Replace the running daemon with one of the installed version, without a gap.
 
@@ -53,3 +55,19 @@ def handover(config: Path | None, as_json: bool) -> None:
         output.echo_json(done)
     else:
         output.echo(f"Process {' of Fairlead '.join(done.standby.split())} serves the node now.")
+
+
+@click.command(epilog="Exit codes: 0 it is, 1 it is not, or no daemon answers.")
+@click.argument("what", metavar="live|ready", type=click.Choice(sockets.PROBES))
+@connection.config
+def probe(what: str, config: Path | None) -> None:
+    """Ask the daemon that runs here for its liveness or readiness.
+
+    It is meant for the probes of a pod: it asks a unix socket that only root can use, and takes a tenth of a second.
+    `live`: the daemon itself works. `ready`: the kubelet has every resource, or this daemon stands by. No state of a
+    device changes either. It asks the daemon in the same container (PID namespace) as itself.
+    """
+    is_well, sentence = sockets.probe(what, config)
+    output.echo(sentence)
+    if not is_well:
+        raise click.exceptions.Exit(ExitCode.TROUBLE)

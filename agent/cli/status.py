@@ -9,7 +9,7 @@ from typing import Final
 import click
 from msgspec.structs import replace
 
-from agent.cli import connection, device_history, devices, options, output
+from agent.cli import commands, connection, device_history, devices, output
 from agent.cli.output import bold, echo, table, wrapped
 from agent.cli.watch import Past, follow
 from agent.console import advice
@@ -40,7 +40,7 @@ _UNNAMED = (
     shell_complete=connection.complete,
     help="Show how one device was in the last 24 hours, and who had it; named as for explain.",
 )
-@options.as_json
+@commands.as_json
 def status(config: Path | None, watch: bool, pods: bool, device: str | None, as_json: bool) -> None:
     """Show every resource with its devices by state, and what is wrong.
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent import __version__
-from agent.cli import connection, options
+from agent.cli import commands, connection
 from agent.cli.output import echo
 from agent.config import Config, ConfigError, load, syntax
 from agent.config.file import read_tables
@@ -297,7 +297,7 @@ def look(config: Config) -> tuple[Survey, list[Found]]:
 
 
 @click.command(epilog="Exit codes: 0 done, 2 the configuration that is named has mistakes.")
-@options.config
+@commands.config
 def suggest(config: Path | None) -> None:
     """Print a whole configuration that offers what this machine has, with a comment on every choice.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from agent.cli import options
+from agent.cli import commands
 from agent.cli.output import echo, echo_json
 from agent.config import Config, ConfigError, ConfigProblem, load
 from agent.runtime.errors import ExitCode
@@ -16,8 +16,8 @@ from agent.runtime.errors import ExitCode
 
 @click.command(epilog="Exit codes: 0 it is valid, 2 it has problems.")
 @click.argument("file", required=False, type=click.Path(path_type=Path))
-@options.config
-@options.as_json
+@commands.config
+@commands.as_json
 def validate(file: Path | None, config: Path | None, as_json: bool) -> None:
     """Check a configuration file and say what it means.
 

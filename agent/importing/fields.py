@@ -1,4 +1,7 @@
-"""Takes typed values out of a table and says what is wrong with the others."""
+"""What readers read: `Fields`, typed values of a table of the imported file, and `Settings`, what a plugin is told beside it.
+
+`Fields` says what is wrong with a value, and what was not asked for.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
-from agent.importing.model import Draft, Part, Remark
-from agent.importing.yaml_tree import Items, Scalar, Table, Tree
+from msgspec import Struct, field
+
+from agent.importing.model import Draft, Part, Remark, Value
+from agent.importing.yaml_tree import Items, Scalar, Table, Tree, plain
 
 _WHOLE: Final = re.compile(r"0|[1-9][0-9]{0,8}")
 _BOOLS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -140,3 +145,72 @@ def spelled(table: Table, keys: Sequence[str]) -> Table:
     spelled = {key: known.get(key.lower(), key) for key in table.values}
     lines = {spelled[key]: line for key, line in table.lines.items()}
     return Table(table.line, {spelled[key]: tree for key, tree in table.values.items()}, lines)
+
+
+class Settings(Struct):
+    """What a plugin is told beside its configuration; each value knows its line."""
+
+    arguments: dict[str, Scalar] = field(default_factory=dict)
+    """Without their dashes; the last of several."""
+    repeated: list[tuple[str, Scalar]] = field(default_factory=list)
+    """All of them, in their order."""
+    environment: dict[str, Scalar] = field(default_factory=dict)
+    values: dict[str, Tree] = field(default_factory=dict)
+    """Keys of its Helm chart's values, or of its operator's resource."""
+    image: str = ""
+    domain: str | None = None
+    """As the command's own --domain says."""
+
+    def table(self, names: Mapping[str, tuple[str, str]]) -> Table:
+        """What is said of each key, whose argument and variable are named: arguments win, then the environment, then values."""
+        found: dict[str, Tree] = {key: self.values[key] for key in names if key in self.values}
+        for key, (argument, variable) in names.items():
+            if (said := self.arguments.get(argument) or self.environment.get(variable)) is not None:
+                found[key] = said
+        return Table.of(1, found)
+
+    def plain(self) -> object:
+        """All of it without lines."""
+        flags = [(name, value.text) for name, value in self.repeated]
+        variables = {name: value.text for name, value in self.environment.items()}
+        return flags, variables, {name: plain(value) for name, value in self.values.items()}
+
+
+def together(one: Settings, other: Settings) -> Settings:
+    """What both say; where they differ, what the second does."""
+    return Settings(
+        {**one.arguments, **other.arguments},
+        [*one.repeated, *other.repeated],
+        {**one.environment, **other.environment},
+        {**one.values, **other.values},
+        other.image or one.image,
+    )
+
+
+def as_argument(text: str, line: int, *, block: bool = False) -> Scalar:
+    """A value from a command line or an environment, where everything is a text, as YAML would read it."""
+    kind = "bool" if text.lower() in ("true", "false") else "str"
+    return Scalar(line, text.lower() if kind == "bool" else text, kind, block)
+
+
+USB_IDS: Final = ("vendor", "product")
+_PLAIN: Final = re.compile(r"0|[1-9][0-9]*")
+_XID: Final = re.compile(r"[1-9][0-9]{0,4}")
+
+
+def usb_ids(fields: Fields) -> dict[str, Value]:
+    """The digits of vendor and product, in quotes or not, as they are written; without what is missing."""
+    found: dict[str, Value] = {}
+    for key in USB_IDS:
+        written = fields.scalar(key)
+        if written is None or not written.text:
+            continue
+        if written.kind != "str" and not _PLAIN.fullmatch(written.text):
+            fields.note(key, f"{written.text} without quotes is no text to YAML; it is taken for the digits of an ID")
+        found[key] = written.text
+    return found
+
+
+def is_xid(text: str) -> bool:
+    """Is this the number of an error of NVIDIA's driver?"""
+    return _XID.fullmatch(text) is not None

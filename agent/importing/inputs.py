@@ -15,11 +15,11 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from agent.importing import chart_values, charts
+from agent.importing import charts
 from agent.importing.charts import Carried, Release
+from agent.importing.fields import Settings, as_argument, together
 from agent.importing.model import ImportRefusedError, Remark
-from agent.importing.settings import Settings, as_argument, together
-from agent.importing.yaml_tree import Items, Scalar, Table, Tree, below, embedded, scalars, text_at
+from agent.importing.yaml_tree import Items, Scalar, Table, Tree, below, embedded, items_at, scalars, text_at, values_at
 
 _IMAGES: Final = {
     "rocm": re.compile(r"(rocm|amdgpu)[/-]k8s-device-plugin|amdgpu-device-plugin"),
@@ -174,10 +174,9 @@ def gather(documents: Iterable[Tree], recognised: Recognised, files: Iterable[st
 
 def _is_made_by(one: Tree, present: set[tuple[str | None, str | None]]) -> bool:
     """Is it made by another object that is there, too, as a pod is by its DaemonSet?"""
-    owners = below(one, "metadata", "ownerReferences")
-    every = owners.items if isinstance(owners, Items) else ()
     return any(
-        text_at(it, "kind") in WORKLOADS and (text_at(it, "kind"), text_at(it, "name")) in present for it in every
+        text_at(it, "kind") in WORKLOADS and (text_at(it, "kind"), text_at(it, "name")) in present
+        for it in items_at(one, "metadata", "ownerReferences")
     )
 
 
@@ -207,7 +206,7 @@ def _read_object(one: Tree, found: Inputs, recognised: Recognised, carried: Carr
         if isinstance(data, Table):
             _read_map(data, text_at(one, "metadata", "name") or "", found, recognised)
             found.common.environment.update(_variables(data))
-    elif kind and kind == chart_values.POLICY and (text_at(one, "apiVersion") or "").startswith("nvidia.com/"):
+    elif kind and kind == charts.POLICY and (text_at(one, "apiVersion") or "").startswith("nvidia.com/"):
         spec = below(one, "spec")
         called = f"devicePlugin.enabled of {kind} {text_at(one, 'metadata', 'name')}, by enabled: false"
         if isinstance(spec, Table):
@@ -226,16 +225,14 @@ def _read_generators(one: Tree, found: Inputs, recognised: Recognised, carried: 
     """The ConfigMaps that a kustomization.yaml makes, and what of it is not read."""
     if text_at(one, "kind") != "Kustomization" or below(one, "spec") is not None:
         return
-    generators = below(one, "configMapGenerator")
-    for generator in generators.items if isinstance(generators, Items) else ():
+    for generator in items_at(one, "configMapGenerator"):
         name = text_at(generator, "name") or ""
         data: dict[str, Tree] = {}
-        literals, files = below(generator, "literals"), below(generator, "files")
-        for literal in _scalars(literals):
+        for literal in _texts(generator, "literals"):
             key, _, text = literal.text.partition("=")
             data[key] = replace(literal, text=text.strip("'\""), kind="str")
         _read_map(Table.of(generator.line, data), name, found, recognised)
-        for file in _scalars(files):
+        for file in _texts(generator, "files"):
             path = file.text.rpartition("=")[2]
             if path.rpartition("/")[2] not in carried.files:
                 why = f"ConfigMap {name} is made of {path}, which is not among these files; import it, too"
@@ -301,26 +298,23 @@ def _read_release(release: Release, found: Inputs, recognised: Recognised) -> No
     """A chart's values: the containers and configurations in them, and the settings of the charts that are known."""
     kept = release.values.without(("configMaps",))
     texts = frozenset(text.text for text in scalars(kept))
-    controllers = release.values.values.get("controllers")
-    many = controllers.values if isinstance(controllers, Table) else {}
     told = len(found.told)
-    for name, tree in (many or {"": release.values}).items():
+    for name, tree in (values_at(release.values, "controllers") or {"": release.values}).items():
         called = f"{release.called or 'the chart'}, which makes the {name or 'plugin'} DaemonSet"
         _read_workload(tree, called, name, found, is_chart=True)
     before = len(found.configurations)
     found.configurations += _configurations(kept, "", recognised, found)
-    generated = release.values.values.get("configMaps")
-    for name, tree in generated.values.items() if isinstance(generated, Table) else ():
+    for name, tree in values_at(release.values, "configMaps").items():
         data = below(tree, "data")
         if isinstance(data, Table):
             _read_map(data, name, found, recognised)
     sources = {it.source for it in found.configurations[before:]} | {it.source for it in found.told[told:]}
-    source = chart_values.whose(release, sources)
+    source = charts.whose(release, sources)
     for it in found.told[told:]:
         it.texts, it.maps = texts, {**it.maps, **_persisted(release.values)}
     if not source:
         return
-    read = chart_values.read(release, source, bool(found.told[told:]))
+    read = charts.read_values(release, source, bool(found.told[told:]))
     found.remarks += read.remarks
     if read.document is not None:
         found.configurations.append(Configuration("", read.document, source))
@@ -342,8 +336,7 @@ def _read_release(release: Release, found: Inputs, recognised: Recognised) -> No
 def _persisted(values: Table) -> dict[str, int]:
     """The ConfigMaps that bjw-s' app-template mounts."""
     found: dict[str, int] = {}
-    every = values.values.get("persistence")
-    for volume in every.values.values() if isinstance(every, Table) else ():
+    for volume in values_at(values, "persistence").values():
         name = below(volume, "name") or below(volume, "identifier")
         if text_at(volume, "type") == "configMap" and isinstance(name, Scalar):
             found[name.text] = name.line
@@ -357,10 +350,9 @@ def _containers(tree: Tree) -> Iterator[Table]:
     """The containers of a workload; in charts' values they may be named, as tables in a table."""
     if isinstance(tree, Table):
         for key, inner in tree.values.items():
-            if key in ("containers", "initContainers") and isinstance(inner, Items):
-                yield from (item for item in inner.items if isinstance(item, Table))
-            elif key in ("containers", "initContainers") and isinstance(inner, Table):
-                yield from (item for item in inner.values.values() if isinstance(item, Table))
+            if key in ("containers", "initContainers"):
+                every = (*items_at(inner), *values_at(inner).values())
+                yield from (item for item in every if isinstance(item, Table))
             else:
                 yield from _containers(inner)
     elif isinstance(tree, Items):
@@ -374,7 +366,7 @@ def _words(container: Table) -> list[Scalar]:
         word
         for key in ("command", "args", "extraArgs")
         for one in [container.values.get(key)]
-        for word in ([one] if isinstance(one, Scalar) and one.text else _scalars(one))
+        for word in ([one] if isinstance(one, Scalar) and one.text else _texts(container, key))
     ]
     found: list[Scalar] = []
     for index, word in enumerate(words):
@@ -423,15 +415,11 @@ def _read_workload(workload: Tree, called: str, name: str, found: Inputs, *, is_
 def _mounted(workload: Tree) -> dict[str, int]:
     """The ConfigMaps of the volumes that a container mounts."""
     mounts = {
-        text_at(mount, "name")
-        for container in _containers(workload)
-        for mounts in [container.values.get("volumeMounts")]
-        for mount in (mounts.items if isinstance(mounts, Items) else ())
+        text_at(mount, "name") for container in _containers(workload) for mount in items_at(container, "volumeMounts")
     }
     found: dict[str, int] = {}
     for volume in _volumes(workload):
-        projected = below(volume, "projected", "sources")
-        for source in (volume, *(projected.items if isinstance(projected, Items) else ())):
+        for source in (volume, *items_at(volume, "projected", "sources")):
             name = below(source, "configMap", "name")
             if isinstance(name, Scalar) and text_at(volume, "name") in mounts:
                 found[name.text] = name.line
@@ -454,27 +442,21 @@ def _source(container: Table) -> str:
 
 def _read_container(container: Table, of: Settings, found: Inputs) -> None:
     of.image = _image(container) or of.image
-    sources = container.values.get("envFrom")
-    for source in sources.items if isinstance(sources, Items) else ():
+    for source in items_at(container, "envFrom"):
         name, prefix = text_at(source, "configMapRef", "name"), text_at(source, "prefix") or ""
         if name in found.maps:
             of.environment |= {f"{prefix}{key}": it for key, it in _variables(found.maps[name]).items()}
         else:
             found.remarks.append(Remark(source.line, _elsewhere("envFrom", source)))
-    variables = container.values.get("env")
-    if isinstance(variables, Table):
-        pairs = [(key, value if isinstance(value, Table) else None, value) for key, value in variables.values.items()]
-    else:
-        every = variables.items if isinstance(variables, Items) else ()
-        pairs = [(text_at(it, "name") or "", it if isinstance(it, Table) else None, it) for it in every]
-    for name, table, tree in pairs:
-        value = below(table, "value") if table else tree
-        reference = below(table, "valueFrom") if table else None
+    pairs = [(text_at(it, "name") or "", it) for it in items_at(container, "env")]
+    for name, tree in (*values_at(container, "env").items(), *pairs):
+        value = below(tree, "value") if isinstance(tree, Table) else tree
+        reference = below(tree, "valueFrom")
         if isinstance(value, Scalar):
             of.environment[name] = as_argument(value.text, value.line)
         elif isinstance(reference, Table):
-            key = reference.values.get("configMapKeyRef")
-            there = below(found.maps.get(text_at(key, "name") or ""), text_at(key, "key") or "")
+            name_of_map, key = (text_at(reference, "configMapKeyRef", it) or "" for it in ("name", "key"))
+            there = below(found.maps.get(name_of_map), key)
             if isinstance(there, Scalar):
                 of.environment[name] = as_argument(there.text, there.line)
             elif reference.values.keys() & {"configMapKeyRef", "secretKeyRef"}:
@@ -485,7 +467,7 @@ def _read_container(container: Table, of: Settings, found: Inputs) -> None:
 
 
 def _elsewhere(what: str, reference: Tree) -> str:
-    table = next(iter(reference.values.values()), None) if isinstance(reference, Table) else None
+    table = next(iter(values_at(reference).values()), None)
     return f"{what}: its value is in {text_at(table, 'name')!r}, which is not among these files, and is not read"
 
 
@@ -534,12 +516,11 @@ def _called(workload: Tree) -> str:
     """`daemonset gpu-plugin of namespace kube-system`, and by what an operator makes it."""
     name, space = (text_at(workload, "metadata", key) for key in ("name", "namespace"))
     called = f"{(text_at(workload, 'kind') or '').lower()} {name or 'without a name'} of namespace {space or 'default'}"
-    owners = below(workload, "metadata", "ownerReferences")
-    for owner in owners.items if isinstance(owners, Items) else ():
+    for owner in items_at(workload, "metadata", "ownerReferences"):
         called += f", by {text_at(owner, 'kind')} {text_at(owner, 'name')}, which would make it again"
     return called
 
 
-def _scalars(tree: Tree | None) -> Iterator[Scalar]:
-    if isinstance(tree, Items):
-        yield from (item for item in tree.items if isinstance(item, Scalar))
+def _texts(tree: Tree, key: str) -> list[Scalar]:
+    """The texts of a list."""
+    return [item for item in items_at(tree, key) if isinstance(item, Scalar)]

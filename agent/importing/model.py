@@ -1,4 +1,4 @@
-"""The values of an import: resources, remarks about them, and the error that ends it."""
+"""The values of an import: resources, remarks about them, the lines of its files, and the error that ends it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from msgspec import Struct, field
 
 from agent.config.syntax import Value as Value  # noqa: PLC0414  # what drafts are made of
-from agent.importing.places import Places
 from agent.runtime.errors import ExitCode, FairleadError
 
 
@@ -94,6 +93,33 @@ class Sketch(Struct, frozen=True):
     parts: tuple[Part, ...]
     agent: Mapping[str, str] = field(default_factory=dict)
     """Keys of `[agent]`."""
+
+
+class Places(Struct, frozen=True):
+    """The files, whose lines are numbered as if they were one; each with the number of its first line."""
+
+    first: Mapping[str, int]
+
+    @classmethod
+    def of(cls, texts: Mapping[str, str]) -> Places:
+        """Number the lines of texts by the names of their files."""
+        first, line = {}, 1
+        for name, text in texts.items():
+            first[name] = line
+            line += text.count("\n") + 1
+        return cls(first)
+
+    def place(self, line: int | None) -> tuple[str, int | None]:
+        """The file, and the number that the line has there; None is about the first file as a whole."""
+        if line is None:
+            return next(iter(self.first)), None
+        name, first = max(((name, first) for name, first in self.first.items() if first <= line), key=lambda it: it[1])
+        return name, line - first + 1
+
+    def heading(self, line: int) -> str:
+        """What a comment about a line begins with: only of several files the file is named."""
+        name, number = self.place(line)
+        return f"Line {number}" if len(self.first) == 1 else f"{name}:{number}"
 
 
 class Imported(Struct, frozen=True):

@@ -8,26 +8,25 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from agent.importing.fields import Settings, as_argument
 from agent.importing.inputs import WORKLOADS, Configuration, Inputs, filled_in, gather
-from agent.importing.model import Imported, ImportRefusedError, Part, Remark, Sketch
-from agent.importing.places import Places
-from agent.importing.readers import cex, generic, gke, intel, kubevirt, nvidia, rdma, rocm, smarter, solarflare, sriov
-from agent.importing.settings import Settings, as_argument
+from agent.importing.model import Imported, ImportRefusedError, Part, Places, Remark, Sketch
+from agent.importing.readers import cex, generic, gpu, kubevirt, network, nvidia, smarter
 from agent.importing.writing import write
 from agent.importing.yaml_tree import Scalar, Tree, plain, read_yaml, text_at
 
 _READERS: Final[Mapping[str, Callable[[Tree | None, Settings], Sketch]]] = {
     "nvidia": nvidia.read,
-    "gke": gke.read,
-    "rocm": rocm.read,
-    "intel": intel.read,
+    "gke": gpu.read_gke,
+    "rocm": gpu.read_amd,
+    "intel": gpu.read_intel,
     "kubevirt": kubevirt.read,
     "generic": generic.read,
     "smarter": smarter.read,
-    "rdma": rdma.read,
-    "sriov": sriov.read,
+    "rdma": network.read_rdma,
+    "sriov": network.read_sriov,
     "cex": cex.read,
-    "solarflare": solarflare.read,
+    "solarflare": network.read_solarflare,
 }
 FORMATS: Final = tuple(_READERS)
 """Their names, as the command has them."""
@@ -38,13 +37,13 @@ _BY_ARGUMENTS: Final = frozenset({"nvidia", "gke", "rocm", "intel"})
 _SHAPES: Final[Mapping[str, Callable[[Tree], bool]]] = {
     "smarter": smarter.is_it,
     "nvidia": nvidia.is_it,
-    "gke": gke.is_it,
-    "rdma": rdma.is_it,
-    "intel": intel.is_it,
+    "gke": gpu.is_gke,
+    "rdma": network.is_rdma,
+    "intel": gpu.is_intel,
     "generic": generic.is_it,
     "cex": lambda tree: cex.find(tree) is not None,
-    "solarflare": lambda tree: solarflare.find(tree) is not None,
-    "sriov": sriov.is_it,
+    "solarflare": lambda tree: network.solarflare(tree) is not None,
+    "sriov": network.is_sriov,
     "kubevirt": lambda tree: kubevirt.find(tree) is not None,
 }
 """Whose configuration a tree is; the first that fits."""
@@ -157,8 +156,8 @@ def _peers(found: Inputs, meant: Set[str]) -> Iterator[str]:
         known = [called for other, called in found.workloads if other == source]
         if source == "kubevirt":
             yield "KubeVirt's own plugins, by externalResourceProvider: true at each of these resources"
-        elif source == "intel" and intel.KIND in found.kinds:
-            yield f"the {intel.KIND}, whose operator takes the DaemonSet away"
+        elif source == "intel" and gpu.INTEL_KIND in found.kinds:
+            yield f"the {gpu.INTEL_KIND}, whose operator takes the DaemonSet away"
         elif len(meant) == 1:
             yield from known or strangers or ["the plugin's DaemonSet"]
         else:

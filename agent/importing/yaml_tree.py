@@ -80,6 +80,18 @@ def text_at(tree: Tree | None, *keys: str) -> str | None:
     return found.text if isinstance(found, Scalar) else None
 
 
+def items_at(tree: Tree | None, *keys: str) -> tuple[Tree, ...]:
+    """The items of the list that stands under these keys; none where there is none."""
+    found = below(tree, *keys)
+    return found.items if isinstance(found, Items) else ()
+
+
+def values_at(tree: Tree | None, *keys: str) -> Mapping[str, Tree]:
+    """The values of the table that stands under these keys; none where there is none."""
+    found = below(tree, *keys)
+    return found.values if isinstance(found, Table) else {}
+
+
 def scalars(tree: Tree | None) -> Iterator[Scalar]:
     """All texts below, in their order; no keys."""
     match tree:

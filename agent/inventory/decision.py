@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import repeat
 from types import MappingProxyType
 from typing import Final
@@ -33,9 +33,6 @@ from agent.inventory.selection import Candidate, Found, Selection
 from agent.model import FORGOTTEN, HEALTHY, TWO_PODS, Health, Held, ResourceClaim, Slot, SlotKey, State
 from agent.runtime.errors import some
 from backends.base import Device
-
-_slot: Callable[[tuple[str, Device, Health]], Slot] = partial(tuple.__new__, Slot)
-"""The slot of an ID, a device and its health: a device may have 10,000, and `Slot(…)` takes twice as long."""
 
 
 class Decision(Struct, frozen=True):
@@ -154,9 +151,7 @@ def decide(
     for it, place in placed.items():
         name, own, listed = place.resource, health_of(it), lists[place.resource]
         if not held.by_slot and it not in barred:
-            listed.update(
-                zip(place.ids, map(_slot, zip(place.ids, repeat(it.device), repeat(own), strict=False)), strict=True)
-            )
+            listed.update(zip(place.ids, map(Slot, place.ids, repeat(it.device), repeat(own)), strict=True))
             continue
         free = [device_id for device_id in place.ids if (name, device_id) not in held.by_slot]
         back = kept_back(name, place.ids, free, sorted(former[it])) if it in former else {}
@@ -169,7 +164,7 @@ def decide(
         for device_id in place.ids if wrong else ():  # 5c. and a pod may have been given another than is there now.
             if (why := wrong.get((name, device_id))) is not None:
                 says[device_id] = why
-        listed.update(zip(says, map(_slot, zip(says, repeat(it.device), says.values(), strict=False)), strict=True))
+        listed.update(zip(says, map(Slot, says, repeat(it.device), says.values()), strict=True))
 
     # 6. An ID that a pod holds and no device has
     for claim, same, without in groups:

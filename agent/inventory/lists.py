@@ -53,12 +53,12 @@ class Listing:
         is_same, is_undated = True, False
         # all tokens of a device are alike: of what is, and was, the same, once is enough
         for (device_id, slot), before in zip(decided.items(), map(slots.get, decided), strict=True):
-            _, device, health = slot
-            if health is not now or (before is not None and before[2] is not was):
-                was, now = before[2] if before is not None else HEALTHY, health
+            health = slot.health
+            if health is not now or (before is not None and before.health is not was):
+                was, now = before.health if before is not None else HEALTHY, health
                 is_undated = not now.since and now is not HEALTHY
                 is_same = was is now or (was.says_what(now) if is_undated else was == now)
-            if before is not None and is_same and (before[1] is device or before[1] == device):
+            if before is not None and is_same and (before.device is slot.device or before.device == slot.device):
                 continue
             slots[device_id] = slot
             changed.append(device_id)
@@ -80,8 +80,10 @@ class Listing:
         self._generation, self._listed, self.omitted = before._generation, before._listed, before.omitted
         self._changed, self._undated, self.dirty = before._changed, before._undated, before.dirty
         self.write(decided)
-        for device_id in before.slots.keys() - decided.keys():
-            self.drop(device_id)
+        if gone := before.slots.keys() - decided.keys():
+            self.slots = {device_id: slot for device_id, slot in self.slots.items() if device_id not in gone}
+            self._changed |= gone
+            self.dirty = True
 
     def snapshot(self, now: float = 0.0, size: int = 0) -> Snapshot:
         """Everything listed now, as a new generation; unclaimed slots beyond the kubelet's limit are left out.
@@ -97,7 +99,7 @@ class Listing:
         self.dirty = False
         was_partial = self.omitted > 0
         if len(self.slots) > len(self.owners):
-            size += sum(_size(slot) for device_id, slot in self.slots.items() if device_id not in self.owners)
+            size += sum(_size(self.slots[device_id]) for device_id in self.slots.keys() - self.owners.keys())
         self._listed = self.slots.copy() if size <= limits.MESSAGE_LIMIT else self._fitting()
         self.omitted = len(self.slots) - len(self._listed)
         comparable = None if was_partial or self.omitted else changed
@@ -108,7 +110,8 @@ class Listing:
         dated: dict[Health, Health] = {}  # the same object for what is alike
         last = was = told = HEALTHY  # a thousand tokens of one device are alike: once is enough
         for device_id in self._undated & self._listed.keys() & self.slots.keys():
-            _, device, health = self.slots[device_id]
+            slot = self.slots[device_id]
+            health = slot.health
             if health.since or health is HEALTHY:
                 continue  # it has been written once more
             before = self._listed[device_id].health
@@ -120,7 +123,7 @@ class Listing:
                     told = known
                 else:  # not `replace`, which takes four times as long
                     told = dated[health] = Health(health.state, health.reason, health.message, now, health.while_held)
-            self.slots[device_id] = Slot(device_id, device, told)
+            self.slots[device_id] = Slot(device_id, slot.device, told)
         self._undated.clear()
 
     def _fitting(self) -> dict[str, Slot]:

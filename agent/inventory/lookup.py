@@ -12,8 +12,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.model import Held
-from agent.runtime.errors import FairleadError, unknown
-from agent.runtime.workers import in_slices
+from agent.runtime.errors import FairleadError, candidates, unknown
+from agent.runtime.workers import BATCH, in_slices
 from backends.base import Device
 
 if TYPE_CHECKING:
@@ -155,12 +155,17 @@ def _by_its_beginning(name: str, places: Sequence[Place]) -> Generator[None, Non
                 found[whole] = place.hardware
     if len(begins) < least or not found:
         known, others = set[str](), set[str]()
-        for place in places:
+        for first in range(0, len(places), BATCH):
+            called, beside = set[str](), set[str]()
+            for place in places[first : first + BATCH]:
+                called.add(place.key or place.ids[0])
+                beside.update(place.ids, () if place.device is None else _paths_and_names(place.device))
+                for hardware in (*place.hardware, *place.depends):
+                    beside.update((hardware, hardware.partition(":")[2]))
+            known |= candidates(name, called)
             yield
-            known.add(place.key or place.ids[0])
-            others.update(place.ids, () if place.device is None else _paths_and_names(place.device))
-            for hardware in (*place.hardware, *place.depends):
-                others.update((hardware, hardware.partition(":")[2]))
+            others |= candidates(name, beside)
+            yield
         elsewhere = "`fairlead devices` lists what there is"
         raise FairleadError(unknown("device", name, known, others - known, elsewhere))
     if len({*found.values()}) > 1:

@@ -295,8 +295,10 @@ class Shortfall:
                     place = found.placed.resource, found.device.key
                     offered[place], seen[place] = self._as_offered(place, found), found.device
         self._restored -= offered.keys()
-        async for lost in in_batches(self._lost(offered.keys(), missing, looked)):
-            for it in lost:
+        lost = self._lost(offered.keys(), missing, looked)
+        there = frozenset[str]().union(*(it.hardware for it in missing.values()))
+        async for some in in_batches(lost):
+            for it in filter(None, (self._still(one, there, looked) for one in some)):
                 place = it.resource, it.device
                 offered[place], seen[place] = it, self._seen.get(place) or it.as_device()
                 former.append(Place(it.hardware, it.device, it.resource, it.ids, it.depends, seen[place]))
@@ -320,8 +322,8 @@ class Shortfall:
         offered: Set[tuple[str, str]],
         missing: Mapping[tuple[str, str], Missing],
         looked: Container[str],
-    ) -> Iterable[Offered]:
-        """What was offered and is not, with when it went, as far as its backend can tell; without what has only changed."""
+    ) -> list[Offered]:
+        """What was offered and is not, as far as its backend can tell; without what has only changed."""
         lost = [it for at, it in self._offered.items() if at not in offered]
         if moved := {it for it in self._moved if it in looked}:
             # a card more in a machine gives all others new addresses: then as many have come as have gone
@@ -330,15 +332,17 @@ class Shortfall:
             gone = Counter(it.resource for it in lost)
             lost = [it for it in lost if it.backend not in moved or gone[it.resource] > fresh[it.resource]]
             self._moved -= moved
-        there = frozenset[str]().union(*(it.hardware for it in missing.values()))
-        wall = self._wall()
-        for it in lost:
-            if self._inventory.kind(it.resource) != it.backend:
-                continue  # it is configured no more
-            if self._is_open(it, looked) or not there.isdisjoint(it.hardware):
-                yield it
-            elif self._has_gone(it):
-                yield it if it.went else replace(it, went=wall)
+        return lost
+
+    def _still(self, lost: Offered, there: Set[str], looked: Container[str]) -> Offered | None:
+        """What was offered and is not, with when it went; None if there is nothing to tell of it."""
+        if self._inventory.kind(lost.resource) != lost.backend:
+            return None  # it is configured no more
+        if self._is_open(lost, looked) or not there.isdisjoint(lost.hardware):
+            return lost
+        if self._has_gone(lost):
+            return lost if lost.went else replace(lost, went=self._wall())
+        return None
 
     def _is_open(self, it: Offered, looked: Container[str]) -> bool:
         """May it be there, though it has not been seen in this run?"""

@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 from anyio import to_thread
+from msgspec.structs import replace
 
 from agent.cdi.on_demand import Cdi
 from agent.claims.ledger import Ledger
@@ -221,7 +222,7 @@ class Allocator:
         if slot.device is None or not slot.health.offered:
             raise AllocationRefused(unfit(name, slot))
         if (why := self._inventory.why_not_again((name, device_id))) is not None:
-            raise AllocationRefused(unfit(name, slot._replace(health=why)))
+            raise AllocationRefused(unfit(name, replace(slot, health=why)))
         if before is not None:
             _refuse_another(name, device_id, before, slot.device)
         return Grant(device_id, slot.device)

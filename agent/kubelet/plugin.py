@@ -105,6 +105,15 @@ class Offer(Struct, frozen=True):
         return any(device_id not in self.delisted for device_id in ids - self.slots.keys())
 
 
+class _Departure(Struct, gc=False):
+    """That a list lacked IDs which one before had."""
+
+    sent: float
+    """When the kubelet was sent it, as if all had gone on since."""
+    begun: float
+    """Since when the IDs are remembered."""
+
+
 class Plugin:
     """One resource as the kubelet sees it."""
 
@@ -115,14 +124,14 @@ class Plugin:
         prefer: Prefer | None = None,
         pre_start: PreStart | None = None,
         *,
-        confirm: Callable[[str, Callable[[], Mapping[str, Slot]]], Awaitable[None]] | None = None,
+        confirm: Callable[[str, Callable[[], Set[str]]], Awaitable[None]] | None = None,
         counts: Counts | None = None,
         record: Callable[[], object] = lambda: None,
         lock: Lock | None = None,
     ) -> None:
         """Prepare; the kubelet is told to ask which devices a pod should get, and before a container starts, if given.
 
-        `confirm` takes in, before a list is sent, what pods hold of the resource and these slots lack (kubelet contract: A7.2).
+        `confirm` takes in, before a list is sent, what pods hold of the resource and these IDs lack (kubelet contract: A7.2).
         `record` identifies the last writing of the kubelet's record; `lock` is what the one agent of the node has.
         """
         self.resource = resource
@@ -163,8 +172,9 @@ class Plugin:
         self._ticking = False
         self._is_unread: Callable[[], bool] = lambda: False
         self._record, self._recorded = record, record()
-        self._left: dict[str, tuple[float, float]] = {}
-        """ID → when the last list that lacked it was sent, if one before had it, and since when it is remembered."""
+        self._departures: list[_Departure] = []
+        self._left: dict[str, _Departure] = {}
+        """The IDs that the last list which lacked them took off, as long as they are remembered."""
         self._delisted: dict[str, None] = {}  # the IDs that left the lists of the open stream, the latest of them last
         self._news = asyncio.Event()
         self._reading = anyio.CapacityLimiter(1)  # of long messages: one of 4 MiB becomes 50 MB
@@ -282,6 +292,7 @@ class Plugin:
         self._accepts_another = False
         self.streams += 1
         self._left.clear()
+        self._departures.clear()
         self._delisted.clear()
         self.began, self._is_silent, self._sends_again = 0.0, False, False
         self._is_unread = cast("GatheringTransport", stream.peer._transport).is_unread
@@ -308,7 +319,7 @@ class Plugin:
                 while not self._list.encode(_AT_ONCE):  # noqa: ASYNC110  # others have their turn meanwhile
                     await asyncio.sleep(0)
                 if self._confirm is not None:
-                    await self._confirm(self.resource, lambda: self._snapshot.slots if self._snapshot else {})
+                    await self._confirm(self.resource, lambda: self._snapshot.slots.keys() if self._snapshot else set())
                     snapshot = self._snapshot or snapshot  # by now there may be a later one, with what is held
                 if ending.is_set() or ending is not self._latest or self._is_kept(snapshot):
                     continue
@@ -357,7 +368,9 @@ class Plugin:
         if not self._ticking:
             self._running, self._missed = Running(time.monotonic()), 0.0
         now = self._let_pass()
-        self._left.update(dict.fromkeys(gone, (now, now)))
+        if gone:
+            self._departures.append(_Departure(now, now))
+            self._left.update(dict.fromkeys(gone, self._departures[-1]))
         self._delisted.update(dict.fromkeys(gone))
         for device_id in list(islice(self._delisted, max(0, len(self._delisted) - _DELISTED_AT_MOST))):
             del self._delisted[device_id]
@@ -377,9 +390,12 @@ class Plugin:
         missed, recorded = self._missed - before, self._recorded
         self._recorded = self._record()
         since = now if self._recorded != recorded else 0.0
-        left = ((one, at + missed, begun + missed) for one, (at, begun) in self._left.items())
-        begun_again = ((one, at, max(begun, min(since, at + _SLOWEST))) for one, at, begun in left)
-        self._left = {one: (at, begun) for one, at, begun in begun_again if now < begun + REMEMBERED}
+        for one in self._departures:
+            one.sent += missed
+            one.begun = max(one.begun + missed, min(since, one.sent + _SLOWEST))
+        if any(now >= one.begun + REMEMBERED for one in self._departures):
+            self._departures = [one for one in self._departures if now < one.begun + REMEMBERED]
+            self._left = {it: one for it, one in self._left.items() if now < one.begun + REMEMBERED}
         return now
 
     def _was_told(self, device_id: str) -> bool:
@@ -412,7 +428,7 @@ class Plugin:
         """Wait until the IDs that are back in the list have been remembered for long enough, `_SLOWEST` seconds at most."""
         until = time.monotonic() + _SLOWEST
         while (
-            begun := [self._left[one][1] for one in ids if one in self._left and one in self._sent]
+            begun := [self._left[one].begun for one in ids if one in self._left and one in self._sent]
         ) and time.monotonic() < until:
             await asyncio.sleep(min(max(begun) + REMEMBERED - time.monotonic(), STEP))
             self._let_pass()

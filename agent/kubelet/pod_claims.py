@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -132,6 +132,9 @@ class PodClaims:
         self._lost = Pods()
         """Whom the record before had, where the kubelet has begun with another; the claims were not held against it yet."""
         self._asked_about: frozenset[str] = frozenset()  # the resources that were ours when both had been asked
+        self._unrecorded: Set[str] = frozenset()
+        """Resources of which pods hold what the checkpoint lacks: it was removed, or an older one was written last. A kubelet that
+        begins with it gives that to other pods (A11.1)."""
         self._resent_at: tuple[Version | None] | None = None  # the checkpoint that lay there when lists were sent again
         self._pause = Backoff(_WHILE_ENDING, IDLE)
         self._asking = asyncio.Lock()
@@ -269,8 +272,8 @@ class PodClaims:
         self._have_written(checkpoint.version if checkpoint else None)
 
     def _have_written(self, version: Version | None) -> None:
-        """Send lists again where the end of a claim waits for a newer checkpoint than this one."""
-        resources, before = self._ledger.awaiting_checkpoint(self._clock()), self._resent_at
+        """Send lists again where the end of a claim waits for a newer checkpoint than this one, or the last one lacks a pod."""
+        resources, before = self._ledger.awaiting_checkpoint(self._clock()) | self._unrecorded, self._resent_at
         self._resent_at = (version,) if resources else None
         if resources and before == (version,):
             self._pause.next()
@@ -279,7 +282,7 @@ class PodClaims:
         for resource in resources:
             self._node.resend(resource)
 
-    async def confirm(self, resource: str, listed: Callable[[], Container[str]]) -> frozenset[str]:
+    async def confirm(self, resource: str, listed: Callable[[], Set[str]]) -> frozenset[str]:
         """Adopt what pods hold of a resource by the checkpoint of this moment, before a list of it is sent.
 
         The list may lack such a device, or offer its hardware under another ID.
@@ -318,10 +321,10 @@ class PodClaims:
                 await self._trace_again()
             self._seen = seen
         held, listed_now = checkpoint.held.get(resource, frozenset()) if checkpoint else frozenset[str](), listed()
-        slots = {(resource, device_id) for device_id in held}
-        strangers = frozenset(it[1] for it in slots if it[1] not in listed_now and not self._ledger.has(it))
-        if missing := {it for it in slots if it[1] not in listed_now or self._ledger.is_bare(it)}:
-            await self._adopt(missing, checkpoint)
+        unlisted = held - listed_now
+        strangers = frozenset(it for it in unlisted if not self._ledger.has((resource, it)))
+        if missing := unlisted | self._ledger.bare_among(resource, held):
+            await self._adopt({(resource, device_id) for device_id in missing}, checkpoint)
         return strangers
 
     async def _ask_about(self, resource: str) -> None:
@@ -333,6 +336,7 @@ class PodClaims:
         slots = (
             {(name, device_id) for name, ids in checkpoint.held.items() for device_id in ids} if checkpoint else set()
         )
+        self._unrecorded = {name for name, _ in (present or set()) - slots if name in self._inventory.names()}
         await self._adopt(slots | (present or set()), checkpoint)  # a List leaves out init containers (A5)
         await self._see_foreign(checkpoint)
         await self._compare(checkpoint, present, is_asked=True)

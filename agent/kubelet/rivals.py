@@ -19,7 +19,7 @@ import math
 import os
 import stat
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -323,7 +323,7 @@ class LostResources:
 
     # --- another plugin that serves ---
 
-    async def confirm(self, resource: str, listed: Callable[[], Container[str]]) -> None:
+    async def confirm(self, resource: str, listed: Callable[[], Set[str]]) -> None:
         """Find out before a list is sent whether the name is still ours, and what pods hold that it lacks (kubelet contract: A7.2).
 
         `listed` are the IDs of the list, as it is when called.

@@ -411,7 +411,7 @@ def _map(number: int, entries: Mapping[str, str]) -> bytes:
 # --- podresources v1: ListPodResourcesResponse{pod_resources=1}, and what it holds ---
 
 
-class PodDevices(Struct, frozen=True):
+class PodDevices(Struct, frozen=True, gc=False):
     """The IDs of one resource that one container holds, or what it has by a ResourceClaim."""
 
     namespace: str

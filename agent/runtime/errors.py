@@ -61,6 +61,13 @@ def unknown(
     return f"there is no {what} {name!r}; there are {shown}{more}"
 
 
+def candidates(name: str, names: Collection[str]) -> set[str]:
+    """Those of many names that `unknown` would look at; who has 50,000 asks for some thousand at a time."""
+    name = brief(name)
+    stem = name.rstrip(string.digits)
+    return {*_around(name, names), *(it for it in names if stem not in ("", name) and it.startswith(stem))}
+
+
 def _numbers(name: str, known: Iterable[str]) -> str:
     """Which numbers there are of the names that are this one but for its number; empty if there are none."""
     stem = name.rstrip(string.digits)

@@ -14,11 +14,9 @@ from typing import get_args
 import anyio
 import msgspec
 
-from agent.simulation.changes import Change, Kind
 from agent.simulation.kubelet import Kubelet
-from agent.simulation.plugin_connections import Handler
-from agent.simulation.pods import Container, Pod
-from agent.simulation.sockets import Version
+from agent.simulation.model import Change, Container, Kind, Pod, Version
+from agent.simulation.registration import Handler
 
 _UNTOLD = (Kind.CHECKPOINT,)  # follows every list
 

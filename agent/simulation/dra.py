@@ -21,8 +21,7 @@ from agent.kubelet.api import dra as api
 from agent.kubelet.api.v1 import CdiDevice, ClaimResource, ContainerResources, DynamicResource, PodResources
 from agent.kubelet.client import Channel, listens
 from agent.kubelet.wire import Encoded
-from agent.simulation.background_tasks import Background
-from agent.simulation.clock import Clock
+from agent.simulation.clock import Background, Clock
 
 REGISTRY: Final = "plugins_registry"
 STATE: Final = "dra_manager_state"

@@ -18,18 +18,13 @@ from typing import Final, Self
 import anyio
 
 from agent.kubelet.api.v1 import ListPodResourcesResponse
-from agent.simulation.background_tasks import Background
-from agent.simulation.changes import Change, Feed, Kind, ResourceView
-from agent.simulation.clock import Clock
-from agent.simulation.device_manager import checkpoint
-from agent.simulation.device_manager.manager import DeviceManager
+from agent.simulation import checkpoint
+from agent.simulation.clock import Background, Clock
+from agent.simulation.device_manager import DeviceManager
 from agent.simulation.dra import Drivers, keep_slices
-from agent.simulation.plugin_connections import Clients, Handler
-from agent.simulation.pod_admission import KubeletStoppedError, Pods, PodWorkers
-from agent.simulation.podresources import Lister
-from agent.simulation.pods import Phase, Pod, PodStatus
-from agent.simulation.registration import Gate, Registration, open_gate
-from agent.simulation.sockets import KubeletSocket, Version, at_once, wipe
+from agent.simulation.model import Change, Feed, Kind, Phase, Pod, PodStatus, ResourceView, Version
+from agent.simulation.pod_workers import KubeletStoppedError, Lister, Pods, PodWorkers
+from agent.simulation.registration import Clients, Gate, Handler, KubeletSocket, Registration, at_once, open_gate, wipe
 
 DISCONNECT_DELAY: Final = 0.0005  # seconds from a stream's end until its connection is closed (contract: A2)
 
@@ -49,7 +44,7 @@ class _Process:
             self.manager, self._background, k._clock, k._disconnect_delay, k.version, k.handler, k.before_list
         )
         self.pods = PodWorkers(k._pods, self.manager, self._background, k._feed, k._clock, k._rng, k._pod_delay)
-        registration = Registration(k.plugin_dir, self.clients.connect, self._background, k._feed, k.version, k.gate)
+        registration = Registration(k.plugin_dir, self.clients, self._background, k._feed, k.version, k.gate)
         self._registration = KubeletSocket([registration], k.socket, k.before_listening)
         self.drivers = Drivers(k.root, self._background, k._clock, k.wipe_slices) if k.serves_dra else None
         lister = Lister(self._resources, self.manager.views, k._clock)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from agent.simulation.objects import Object, Objects
+from agent.simulation.api_server import Object, Objects
 
 _DRIVER: Final = re.compile(r'device\.driver == "([^"]*)"')
 _HAS: Final = re.compile(r'"([^"]*)" in device\.attributes\["([^"]*)"\]')

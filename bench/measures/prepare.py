@@ -19,7 +19,7 @@ from agent.kubernetes.client import ApiClient
 from agent.kubernetes.identity import Identity
 from agent.runtime.problems import Problems
 from agent.runtime.workers import Workers
-from agent.simulation.objects import GROUP
+from agent.simulation.api_server import GROUP
 from bench import messages
 from bench.figures import Figure, figure
 from bench.names import device_names

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from agent.simulation.device_manager import checkpoint
-from agent.simulation.device_manager.allocation import Allocation
+from agent.simulation import checkpoint
+from agent.simulation.checkpoint import Allocation
 from bench import messages
 from bench.figures import Figure, figure
 from bench.kubelet import Kubelet

@@ -26,7 +26,7 @@ from agent.config import load
 from agent.discovery.backend_answers import make_backends
 from agent.dra import slices
 from agent.inventory.survey import PATIENCE, survey
-from agent.simulation.objects import check
+from agent.simulation.api_server import check
 from backends.base import Host, Resource, ResourceSpec
 from backends.infiniband import InfiniBand, InfiniBandOptions
 from backends.linux.pci import iommu

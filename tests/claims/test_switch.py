@@ -6,7 +6,7 @@ The kubelet is a model of a few lines; what takes up claims, decides and lists i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -213,10 +213,13 @@ class Switching(RuleBasedStateMachine):
             self.wait_for(self.daemon.claims.ask())
             self.kubelet.write()
 
+    def _listed(self, name: str) -> Set[str]:
+        return self.daemon.inventory.slots(name).keys()
+
     def prepare_lists(self) -> None:
         """What happens at once when a list has changed; it is sent a moment later."""
         for name in self.daemon.inventory.names() if self.is_ours else ():
-            self.wait_for(self.daemon.claims.confirm(name, partial(self.daemon.inventory.slots, name)))
+            self.wait_for(self.daemon.claims.confirm(name, partial(self._listed, name)))
 
     @rule()
     def send_lists(self) -> None:

@@ -114,7 +114,7 @@ def test_the_readme_tells_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_no_other_command_imports_yaml() -> None:
     code = (
-        "import sys; import agent.cli.run, agent.daemon.supervisor, agent.cli.discover, agent.cli.validate, agent.cli.demo;"
+        "import sys; import agent.cli.commands, agent.daemon.supervisor, agent.cli.discover, agent.cli.validate, agent.cli.demo;"
         "print([name for name in sys.modules if name.split('.')[0] == 'yaml'])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

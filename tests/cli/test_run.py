@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from agent import cli
-from agent.cli import daemon
 from agent.cli.commands import fairlead
 
 PLAIN: tuple[list[str], ...] = (
@@ -40,7 +39,7 @@ def test_the_daemon_starts_with_the_same_options_whether_click_reads_them_or_not
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     started: list[tuple[Path | None, str]] = []
-    monkeypatch.setattr(daemon, "run", lambda *options: started.append(options))
+    monkeypatch.setattr(cli, "run_daemon", lambda *options: started.append(options))
     monkeypatch.setattr(sys, "argv", ["fairlead", "run", *arguments])
     ours = _ends(cli.main), started[:], capsys.readouterr()
     assert (cli._options_of_run(["run", *arguments]) is not None) == (arguments in PLAIN)
@@ -54,6 +53,6 @@ def test_an_interrupt_before_the_daemon_listens_is_no_traceback(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(daemon, "run", interrupted)
+    monkeypatch.setattr(cli, "run_daemon", interrupted)
     monkeypatch.setattr(sys, "argv", ["fairlead", "run"])
     assert (_ends(cli.main), capsys.readouterr().err) == (1, "Aborted!\n")

@@ -19,9 +19,8 @@ from agent.discovery.backend_answers import make_backends
 from agent.kubelet import pod_claims
 from agent.runtime.pacing import Clock
 from agent.runtime.watchdog import Notifier
-from agent.simulation.changes import Change, Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
-from agent.simulation.pods import Container, Pod
+from agent.simulation.model import Change, Container, Kind, Pod
 from backends.base import (
     Backend,
     Host,

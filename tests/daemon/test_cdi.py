@@ -13,7 +13,7 @@ from agent.console.views import Gift, GivenNode
 from agent.daemon.reload import Change
 from agent.discovery.backend_answers import make_backends
 from agent.kubelet import lock
-from agent.simulation.pods import Phase
+from agent.simulation.model import Phase
 from backends.base import Resource, ResourceSpec
 from backends.chardev import CharDevOptions, PathOption
 from tests.cdi.runtime import container, specs

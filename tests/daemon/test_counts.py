@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from agent.kubelet import plugin
-from agent.simulation.pods import Phase
+from agent.simulation.model import Phase
 from tests.daemon.node import TOY, Node, pod, toys
 from tests.wait import settled, until
 

@@ -109,6 +109,6 @@ async def test_the_page_hears_of_a_device_that_fails(node: Node, monkeypatch: py
 
 
 def test_without_it_nothing_of_it_is_loaded_nor_of_cdi_nor_the_client_of_the_api_server() -> None:
-    code = "import sys, agent.cli.run, agent.daemon.supervisor; print(*{'uvicorn', 'starlette', 'h11', 'prometheus_client', 'agent.cdi.spec', 'agent.kubernetes.client', 'agent.dra.driver', 'hashlib'} & sys.modules.keys())"
+    code = "import sys, agent.cli.commands, agent.daemon.supervisor; print(*{'uvicorn', 'starlette', 'h11', 'prometheus_client', 'agent.cdi.spec', 'agent.kubernetes.client', 'agent.dra.driver', 'hashlib'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.simulation.pods import Phase
+from agent.simulation.model import Phase
 from backends.cex import Cex
 from backends.mdev import Mdev
 from tests.backends.cex import cex_trees

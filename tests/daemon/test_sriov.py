@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from agent.simulation.pods import Phase
+from agent.simulation.model import Phase
 from backends.sriov import Sriov
 from tests.backends.sriov.sriov_trees import ROUTES
 from tests.backends.sriov.test_creation import CARD, ActingKernel, making

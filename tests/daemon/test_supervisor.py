@@ -25,9 +25,8 @@ from agent.kubelet import registration, rivals
 from agent.kubelet.plugin import Plugin
 from agent.model import Held
 from agent.runtime import limits, watchdog
-from agent.simulation.changes import Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
-from agent.simulation.pods import Phase
+from agent.simulation.model import Kind, Phase
 from backends.base import (
     Backend,
     ContainerEdits,

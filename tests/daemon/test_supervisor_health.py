@@ -23,8 +23,7 @@ from agent.kubelet import plugin
 from agent.model import HEALTHY
 from agent.runtime.errors import FairleadError
 from agent.runtime.workers import Workers
-from agent.simulation.changes import Kind
-from agent.simulation.pods import Phase
+from agent.simulation.model import Kind, Phase
 from backends.base import (
     Backend,
     Clears,

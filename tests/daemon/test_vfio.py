@@ -16,7 +16,7 @@ from agent.hardware import reconciler
 from agent.inventory.inventory import Inventory
 from agent.inventory.survey import survey
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse
-from agent.simulation.pods import Phase
+from agent.simulation.model import Phase
 from backends.base import Backend, Device
 from backends.linux.pci import functions as pci
 from backends.vfio import Vfio, VfioResource

@@ -13,10 +13,10 @@ from agent.dra import driver, publisher  # noqa: F401  # a run would load them i
 from agent.dra.names import class_name, classes, device_name, pool_name
 from agent.kubernetes import client, identity  # noqa: F401
 from agent.simulation import scheduler
-from agent.simulation.changes import ResourceView
+from agent.simulation.api_server import Objects
 from agent.simulation.dra import ClaimError, ClaimKey
-from agent.simulation.objects import Objects
-from agent.simulation.pod_admission import KubeletStoppedError
+from agent.simulation.model import ResourceView
+from agent.simulation.pod_workers import KubeletStoppedError
 from agent.simulation.scheduler import UnschedulableError
 from tests.deterministic.model import Model
 from tests.objects import CalledObjects

@@ -22,9 +22,8 @@ from agent.console.client import Client
 from agent.daemon.control import AgentControl
 from agent.kubelet.witnesses import FILE_NAME
 from agent.runtime.errors import FairleadError
-from agent.simulation.plugin_connections import Handler
-from agent.simulation.pods import Phase
-from agent.simulation.sockets import Version
+from agent.simulation.model import Phase, Version
+from agent.simulation.registration import Handler
 from tests.deterministic.claims import CLAIMED
 from tests.deterministic.world import (
     CLAIMS_END,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.simulation.changes import ResourceView
+from agent.simulation.model import ResourceView
 
 PATIENCE: Final = 2.0
 """Seconds in which the kubelet must show what there is, wherever an event tells of it."""

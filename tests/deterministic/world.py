@@ -21,15 +21,13 @@ from agent.daemon.control import AgentControl
 from agent.daemon.supervisor import Agent
 from agent.discovery.backend_answers import make_backends
 from agent.runtime.watchdog import Notifier
-from agent.simulation.changes import Change, Kind
-from agent.simulation.device_manager import checkpoint
-from agent.simulation.device_manager.manager import DeviceManager, KubeletPanicError
-from agent.simulation.hardware import write_stub_file
+from agent.simulation import checkpoint
+from agent.simulation.demo_stage import write_stub_file
+from agent.simulation.device_manager import DeviceManager, KubeletPanicError
 from agent.simulation.kubelet import Kubelet
-from agent.simulation.plugin_connections import Handler
-from agent.simulation.pod_admission import KubeletStoppedError
-from agent.simulation.pods import Container, Phase, Pod, PodStatus
-from agent.simulation.sockets import Version
+from agent.simulation.model import Change, Container, Kind, Phase, Pod, PodStatus, Version
+from agent.simulation.pod_workers import KubeletStoppedError
+from agent.simulation.registration import Handler
 from backends.chardev import CharDev
 from backends.stub import Stub
 from tests.deterministic.claims import CLAIMED, Claims

@@ -17,7 +17,7 @@ from agent.inventory.inventory import Inventory
 from agent.model import Health, Held, ResourceClaim
 from agent.runtime.counts import Counts
 from agent.runtime.problems import Problems
-from agent.simulation.objects import Objects
+from agent.simulation.api_server import Objects
 from backends.base import Backend, Device, Resource
 from tests.fakes import KIND, Fake, by_unit, resource
 from tests.objects import CalledObjects

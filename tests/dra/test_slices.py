@@ -15,7 +15,7 @@ from agent.dra.names import Entry
 from agent.dra.slices import Offer
 from agent.inventory.inventory import Inventory
 from agent.model import Health, State
-from agent.simulation.objects import check
+from agent.simulation.api_server import check
 from backends.base import HEX4, NUMBER, TEXT, Device
 from tests import fakes
 from tests.backends.chardev.chardevs import FTDI, Looked, configured

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.simulation.sockets import Version
+from agent.simulation.model import Version
 from tests.e2e.node import Node
 from tests.wait import until
 

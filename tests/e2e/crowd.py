@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from agent.simulation.pods import Phase
+from agent.simulation.model import Phase
 from tests import loop_steps, nodes
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from agent.kubelet.api.v1beta1 import AllocateResponse, ContainerAllocateResponse, DeviceSpec
-from agent.simulation.pods import Phase, Pod
+from agent.simulation.model import Phase, Pod
 from tests.e2e.node import Node, pod
 from tests.simulation.plugin import ToyPlugin, devices, recorded
 from tests.wait import limit

@@ -31,7 +31,7 @@ _BYTES: Final = 128 << 10  # of one request, with its environment
 _IMPORTED: Final = (
     *(
         f"agent.cli.{name}"
-        for name in ("discover", "doctor", "events", "explain", "reload", "run", "status", "validate")
+        for name in ("commands", "discover", "doctor", "events", "explain", "reload", "status", "validate")
     ),
     "agent.daemon.supervisor",
     *(

@@ -10,11 +10,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from agent.simulation.changes import Change, Kind
 from agent.simulation.clock import Clock
 from agent.simulation.kubelet import Kubelet
-from agent.simulation.pods import Container, Pod, PodStatus
-from agent.simulation.sockets import Version
+from agent.simulation.model import Change, Container, Kind, Pod, PodStatus, Version
 from tests.e2e.process import AgentProcess
 from tests.nodes import make_node
 from tests.wait import PATIENCE, limit

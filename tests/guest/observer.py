@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse
+from agent.simulation import checkpoint
 from agent.simulation.__main__ import line
-from agent.simulation.changes import Change
-from agent.simulation.device_manager import checkpoint
 from agent.simulation.kubelet import Kubelet
-from agent.simulation.pods import Container, Pod
+from agent.simulation.model import Change, Container, Pod
 
 _NETLINK_KOBJECT_UEVENT: Final = 15  # linux/netlink.h
 _KERNEL_GROUP: Final = 1

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.importing import regex_globs
+from agent.importing.readers import smarter
 from backends.linux.globs import Glob
 
 
@@ -26,12 +26,12 @@ from backends.linux.globs import Glob
     ],
 )
 def test_a_pattern_of_few_names_is_these_names(expression: str, names: list[str]) -> None:
-    assert sorted(regex_globs.names(expression) or ()) == names
+    assert sorted(smarter.names(expression) or ()) == names
 
 
 @pytest.mark.parametrize("expression", ["fuse", "^fuse", "fuse$", "^tty[0-9]*$", "^a.$", "^[a-z][a-z]$", "^[^a]$"])
 def test_a_pattern_of_many_names_is_not_written_out(expression: str) -> None:
-    assert regex_globs.names(expression) is None
+    assert smarter.names(expression) is None
 
 
 @pytest.mark.parametrize(
@@ -49,14 +49,14 @@ def test_a_pattern_of_many_names_is_not_written_out(expression: str) -> None:
     ],
 )
 def test_the_globs_of_an_expression(expression: str, globs: list[str]) -> None:
-    assert list(regex_globs.globs(expression)) == globs
+    assert list(smarter.globs(expression)) == globs
 
 
 @pytest.mark.parametrize(
     "expression", ["[]--]", "a{999}", "[[:alpha:]]", "(?i)a", r"\pL", "a++", "(?=a)", "[", "[z-a]", r"(a)\1"]
 )
 def test_what_ours_and_go_do_not_read_alike_is_not_understood(expression: str) -> None:
-    assert not regex_globs.is_understood(expression)
+    assert not smarter.is_understood(expression)
 
 
 _ATOMS = st.sampled_from(
@@ -74,8 +74,8 @@ _NAMES = st.lists(st.text("ab0.-c9", min_size=1, max_size=4), min_size=1, max_si
 
 @given(_EXPRESSIONS, st.lists(_NAMES, max_size=20))
 def test_names_and_globs_take_what_the_expression_finds(expression: str, examples: list[str]) -> None:
-    names = regex_globs.names(expression)
-    globs = [Glob(f"/dev/{glob}", pattern=expression) for glob in regex_globs.globs(expression)]
+    names = smarter.names(expression)
+    globs = [Glob(f"/dev/{glob}", pattern=expression) for glob in smarter.globs(expression)]
     for name in (*examples, *(names or ())):
         found = re.search(expression, name) is not None
         if names is not None:

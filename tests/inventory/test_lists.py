@@ -69,7 +69,7 @@ def test_it_leaves_out_what_has_no_room_in_its_larger_form_also_of_ids_without_a
             it.owners.pop(step, None)
             it.drop(step)
     encoded = EncodedList()
-    it.write({slot.id: slot._replace(health=SICK) for slot in it.slots.values()})
+    it.write({slot.id: Slot(slot.id, slot.device, SICK) for slot in it.slots.values()})
     encoded.apply(it.snapshot())
     size = sum(limits.slot_bytes(i, slot.device.numa_node) for i, slot in it.slots.items() if slot.device)
     with pytest.MonkeyPatch.context() as limited:

@@ -30,9 +30,8 @@ from agent.kubelet.server import SocketServer
 from agent.kubelet.witnesses import FILE_NAME
 from agent.model import Held, ResourceClaim, SlotKey
 from agent.runtime.pacing import Doorbell
-from agent.simulation.changes import Kind
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
-from agent.simulation.pods import Container, Pod
+from agent.simulation.model import Container, Kind, Pod
 from tests.kubelet.plugins import TOY, device
 from tests.kubelet.test_confirm import KIND, Lists, Told, must_be_waited_for
 from tests.kubelet.test_podresources import Lister
@@ -125,6 +124,20 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 
 
 # --- adoption ---
+
+
+@pytest.mark.parametrize("record", [(), None], ids=["an older record was written last", "it was removed"])
+async def test_a_record_that_lacks_what_a_pod_has_is_written_again_before_another_kubelet_reads_it(
+    house: House, pods: Pods, record: tuple[str, ...] | None
+) -> None:
+    if record is not None:
+        house.write(*record)
+    pods.show("a")
+    await house.ask()
+    assert house.resent == [TOY]
+    house.write("a")
+    await house.ask(after=1)
+    assert house.resent == [TOY], "once"
 
 
 async def test_claims_that_only_the_kubelet_remembers_are_adopted_with_their_hardware(house: House, pods: Pods) -> None:

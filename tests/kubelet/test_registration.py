@@ -33,12 +33,10 @@ from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import Encoded, PluginOptions, PreferredRequest
 from agent.runtime.pacing import Doorbell
 from agent.simulation import plugin_client
-from agent.simulation.changes import Change, Kind
 from agent.simulation.kubelet import DISCONNECT_DELAY
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
+from agent.simulation.model import Change, Container, Kind, Phase, Pod, Version
 from agent.simulation.plugin_client import PluginClient
-from agent.simulation.pods import Container, Phase, Pod
-from agent.simulation.sockets import Version
 from tests.kubelet.plugins import TOY, Lists, more_than_fits, nothing
 from tests.wait import limit, pass_time, settled, until
 

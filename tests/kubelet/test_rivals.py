@@ -22,7 +22,7 @@ from agent.kubelet.rivals import INTERVAL, SETTLED, LostResources, Observation
 from agent.kubelet.server import SocketServer
 from agent.kubelet.witnesses import FILE_NAME, PodResourcesError
 from agent.simulation.kubelet import Kubelet as SimulatedKubelet
-from agent.simulation.sockets import Version
+from agent.simulation.model import Version
 from tests.background import running as background
 from tests.kubelet.plugins import TOY, Lists, nothing, served
 from tests.kubelet.test_registration import Agent, noticed_to_die, running, stays_well, version, well

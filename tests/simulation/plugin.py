@@ -31,8 +31,8 @@ from agent.kubelet.api.v1beta1 import (
 from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import Codec, Encoded, device_head, device_tail, join_list, list_item
 from agent.kubelet.witnesses import record
-from agent.simulation.changes import ResourceView
 from agent.simulation.kubelet import Kubelet
+from agent.simulation.model import ResourceView
 from tests.wait import until
 
 TOY = "example.com/toy"

@@ -9,10 +9,9 @@ from typing import get_args
 import pytest
 from grpclib.exceptions import GRPCError
 
-from agent.simulation.changes import ResourceView
 from agent.simulation.kubelet import Kubelet
-from agent.simulation.plugin_connections import Handler
-from agent.simulation.pods import Container, Phase, Pod
+from agent.simulation.model import Container, Phase, Pod, ResourceView
+from agent.simulation.registration import Handler
 from tests.simulation.plugin import TOY, ToyPlugin, devices, serving
 from tests.wait import PATIENCE, at_once
 

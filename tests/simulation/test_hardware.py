@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from agent.simulation import hardware
-from agent.simulation.hardware import LoopDevice, write_stub_file
+from agent.simulation import demo_stage
+from agent.simulation.demo_stage import LoopDevice, write_stub_file
 from tests.needs import skip_without
 
 
@@ -38,7 +38,7 @@ def test_a_loop_device_that_udevd_reads_is_removed_when_it_has(
         while readers:
             os.close(readers.pop())
 
-    monkeypatch.setattr(hardware, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep))
+    monkeypatch.setattr(demo_stage, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep))
     loop_device.remove()
     assert not readers
     assert not Path("/dev", loop_device.name).exists()

@@ -10,7 +10,7 @@ from grpclib.exceptions import GRPCError
 from agent.kubelet.api.v1 import ListPodResourcesRequest, ListPodResourcesResponse, PodResourcesListerStub
 from agent.kubelet.wire import Codec
 from agent.simulation.kubelet import Kubelet
-from agent.simulation.pods import Container, Pod
+from agent.simulation.model import Container, Pod
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.plugin import TOY, devices, serving
 

@@ -9,10 +9,10 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from agent.kubelet.api.v1beta1 import AllocateResponse, ContainerAllocateResponse, DevicePluginOptions
-from agent.simulation.device_manager.manager import KubeletPanicError
+from agent.simulation.device_manager import KubeletPanicError
 from agent.simulation.kubelet import Kubelet
-from agent.simulation.pod_admission import KubeletStoppedError
-from agent.simulation.pods import Container, Phase, Pod, State
+from agent.simulation.model import Container, Phase, Pod, State
+from agent.simulation.pod_workers import KubeletStoppedError
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.plugin import TOY, ToyPlugin, devices, serve, serving
 from tests.wait import settled

@@ -5,9 +5,10 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.simulation.changes import Change, Kind, ResourceView
-from agent.simulation.device_manager import checkpoint, manager
-from agent.simulation.device_manager.allocation import Allocation, PodDevices, begin
+from agent.simulation import checkpoint
+from agent.simulation.checkpoint import Allocation, PodDevices
+from agent.simulation.device_manager import begin, listed, lost
+from agent.simulation.model import Change, Kind, ResourceView
 
 IDS = st.text("abcdef", min_size=1, max_size=2)
 HEALTH = st.sampled_from(["Healthy", "Unhealthy", "healthy", ""])
@@ -19,12 +20,12 @@ LISTS = st.lists(st.tuples(IDS, HEALTH, NODES), max_size=12)
 @quick
 @given(LISTS)
 def test_a_list_counts_entries_and_its_loss_keeps_capacity(devices: list[tuple[str, str, tuple[int, ...]]]) -> None:
-    resource = manager.listed("r", devices)
+    resource = listed("r", devices)
     assert resource.view.capacity == len(devices)
     assert resource.view.allocatable == sum(health == "Healthy" for _, health, _ in devices)
-    lost = manager.lost(resource).view
-    assert (lost.capacity, lost.allocatable, lost.healthy) == (len(devices), 0, frozenset())
-    assert lost.unhealthy == {device for device, _, _ in devices}
+    gone = lost(resource).view
+    assert (gone.capacity, gone.allocatable, gone.healthy) == (len(devices), 0, frozenset())
+    assert gone.unhealthy == {device for device, _, _ in devices}
 
 
 @quick
@@ -32,7 +33,7 @@ def test_a_list_counts_entries_and_its_loss_keeps_capacity(devices: list[tuple[s
 def test_the_devices_of_a_change_lead_from_before_to_after(
     first: list[tuple[str, str, tuple[int, ...]]], second: list[tuple[str, str, tuple[int, ...]]]
 ) -> None:
-    before, after = manager.listed("r", first).view, manager.listed("r", second).view
+    before, after = listed("r", first).view, listed("r", second).view
     changed = Change(Kind.LIST, "r", before=before, after=after).devices()
     known = (before.healthy | before.unhealthy | changed.keys()) - {i for i, h in changed.items() if h == "gone"}
     assert known == after.healthy | after.unhealthy
@@ -94,7 +95,7 @@ def test_pods_that_are_not_kept_hold_nothing() -> None:
 
 
 def test_a_device_with_two_numa_nodes_stands_under_both() -> None:
-    resource = manager.listed("r", [("a", "Healthy", (0, 1)), ("b", "Healthy", ())])
+    resource = listed("r", [("a", "Healthy", (0, 1)), ("b", "Healthy", ())])
     assert resource.by_node(["a", "b"]) == {0: ("a",), 1: ("a",), -1: ("b",)}
 
 

@@ -8,8 +8,8 @@ import pytest
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from agent.simulation.changes import Kind
 from agent.simulation.kubelet import Kubelet
+from agent.simulation.model import Kind
 from agent.simulation.registration import is_extended_resource
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.plugin import TOY, ToyPlugin, devices, register

@@ -12,13 +12,11 @@ import pytest
 
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse
 from agent.kubelet.wire import Encoded
-from agent.simulation.background_tasks import Background
-from agent.simulation.changes import ResourceView
-from agent.simulation.device_manager import checkpoint
-from agent.simulation.device_manager.allocation import Allocation
+from agent.simulation import checkpoint
+from agent.simulation.checkpoint import Allocation
+from agent.simulation.clock import Background
 from agent.simulation.kubelet import Kubelet
-from agent.simulation.pods import Container, Phase, Pod
-from agent.simulation.sockets import Version
+from agent.simulation.model import Container, Phase, Pod, ResourceView, Version
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.plugin import TOY, ToyPlugin, devices, register, serve, serving
 from tests.wait import PATIENCE, at_once, until

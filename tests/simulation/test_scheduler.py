@@ -8,7 +8,7 @@ import pytest
 
 from agent.dra import names
 from agent.simulation import scheduler
-from agent.simulation.objects import Object, Objects
+from agent.simulation.api_server import Object, Objects
 from agent.simulation.scheduler import UnschedulableError
 
 DRIVER, RESOURCE, POOL = "fairlead.dev", "example.com/toy", "n/toy"

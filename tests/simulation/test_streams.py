@@ -11,9 +11,8 @@ from grpclib.exceptions import GRPCError
 
 from agent.kubelet.wire import device_head, device_tail, join_list, list_item
 from agent.simulation import plugin_client
-from agent.simulation.changes import Change, Kind, ResourceView
 from agent.simulation.kubelet import Kubelet
-from agent.simulation.pods import Container, Phase, Pod
+from agent.simulation.model import Change, Container, Kind, Phase, Pod, ResourceView
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.plugin import TOY, ToyPlugin, devices, serving
 from tests.wait import PATIENCE, at_once, pass_time, settled

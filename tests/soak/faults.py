@@ -22,7 +22,7 @@ from agent.kubelet.api.v1beta1 import (
     ContainerAllocateRequest,
     DevicePluginStub,
 )
-from agent.simulation.sockets import Version
+from agent.simulation.model import Version
 from tests.e2e.kmsg import USER
 from tests.nodes import make_node
 from tests.soak.world import GPU, GPUS, KUBELETS, SHARED, STUB, TROUBLED, WIDGET, World

@@ -16,14 +16,12 @@ from typing import Final, Self, get_args
 
 from agent.console.client import Client
 from agent.runtime.errors import FairleadError
-from agent.simulation.changes import Change, Kind
-from agent.simulation.device_manager.manager import KubeletPanicError
-from agent.simulation.hardware import write_stub_file
+from agent.simulation.demo_stage import write_stub_file
+from agent.simulation.device_manager import KubeletPanicError
 from agent.simulation.kubelet import Kubelet
-from agent.simulation.plugin_connections import Handler
-from agent.simulation.pod_admission import KubeletStoppedError
-from agent.simulation.pods import Container, Phase, Pod, PodStatus
-from agent.simulation.sockets import Version
+from agent.simulation.model import Change, Container, Kind, Phase, Pod, PodStatus, Version
+from agent.simulation.pod_workers import KubeletStoppedError
+from agent.simulation.registration import Handler
 from tests.backends.machines import CONTROLS, nvidia_gpu, uuid
 from tests.backends.trees import planted_host
 from tests.deterministic.model import PATIENCE, Model, Units

@@ -265,8 +265,8 @@ class Transitions(Struct, frozen=True):
     resource: str
     counts: Counter[_Key]
     """Device, state, reason, message → how many IDs."""
-    names: Mapping[str, str]
-    """Device → what people call it."""
+    devices: Mapping[str, Device]
+    """By their keys; a tombstone has none."""
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -274,7 +274,7 @@ class Transitions(Struct, frozen=True):
     def first(self, most: int) -> list[Transition]:
         """So many of them, losses before others, in their order."""
         first = heapq.nsmallest(most, self.counts, key=lambda it: (it[1] in _WELL, it))
-        return [Transition(self.resource, *key, self.counts[key], self.names.get(key[0], "")) for key in first]
+        return [Transition(self.resource, *key, self.counts[key], _name(self.devices.get(key[0]))) for key in first]
 
     def losses(self) -> int:
         """How many devices pods can have no more."""
@@ -324,7 +324,7 @@ async def transitions(before: Mapping[str, Slot], after: Snapshot, why: Why) -> 
                 counts[key, *what] += 1
                 if (slot := new or old) and slot.device:
                     devices[key] = slot.device
-    return Transitions(after.resource, counts, {key: _name(device) for key, device in devices.items()})
+    return Transitions(after.resource, counts, devices)
 
 
 def of_id(resource: str, device_id: str, old: Slot | None, new: Slot | None, why: Why) -> Transition | None:
@@ -334,8 +334,7 @@ def of_id(resource: str, device_id: str, old: Slot | None, new: Slot | None, why
         return None
     slot = new or old
     what = _said_of(now) if now else _left(old, why)
-    name = _name(slot.device) if slot and slot.device else ""
-    return Transition(resource, _key(slot, device_id), *what, ids=1, name=name)
+    return Transition(resource, _key(slot, device_id), *what, ids=1, name=_name(slot and slot.device))
 
 
 def _said_of(health: Health) -> _Said:
@@ -350,5 +349,6 @@ def _key(slot: Slot | None, device_id: str) -> str:
     return slot.device.key if slot and slot.device else device_id
 
 
-def _name(device: Device) -> str:
-    return " ".join(filter(None, (model_of(device.attributes), name_of(device.attributes))))
+def _name(device: Device | None) -> str:
+    """What people call it."""
+    return " ".join(filter(None, (model_of(device.attributes), name_of(device.attributes)))) if device else ""

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from agent.importing.fields import Fields
+from agent.importing.fields import Fields, Settings
 from agent.importing.model import Draft, ImportRefusedError, Part, Remark, Sketch, Value
-from agent.importing.settings import Settings
 from agent.importing.yaml_tree import Items, Scalar, Table, Tree
 
 KEY: Final = "cryptoconfigsets"

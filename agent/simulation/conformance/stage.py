@@ -33,18 +33,15 @@ from agent.kubelet.api.v1beta1 import (
 )
 from agent.kubelet.server import SocketServer
 from agent.kubelet.wire import HEALTHY, Codec
-from agent.simulation.background_tasks import Background
-from agent.simulation.changes import Change, Kind
-from agent.simulation.clock import Clock
+from agent.simulation.clock import Background, Clock
 from agent.simulation.conformance.process import Plugin
 from agent.simulation.conformance.timeline import Asked, Called, Did, Ended, Event, Skipped, Timeline
-from agent.simulation.device_manager.manager import KubeletPanicError
+from agent.simulation.device_manager import KubeletPanicError
 from agent.simulation.kubelet import Kubelet, unhindered
+from agent.simulation.model import Change, Container, Kind, Pod, PodStatus, Version
 from agent.simulation.plugin_client import PluginClient, PluginError
-from agent.simulation.pod_admission import KubeletStoppedError
-from agent.simulation.pods import Container, Pod, PodStatus
+from agent.simulation.pod_workers import KubeletStoppedError
 from agent.simulation.registration import join
-from agent.simulation.sockets import Version
 
 _RESPAWN: Final = (
     1.0  # seconds until a container that ended is started again: the first back-off of a kubelet is shorter
@@ -239,12 +236,6 @@ class Stage:
         """Watch for what must not come."""
         await anyio.sleep(self.terms.quiet * times)
 
-    def has_all(self) -> bool:
-        """Has the kubelet a stream of each resource, with a list?"""
-        return bool(self.terms.known) and all(
-            self.kubelet.streams(name) and name in self._listed for name in self.terms.known
-        )
-
     def missing(self) -> str:
         """Which resource the kubelet has no stream of, or no list on it."""
         resources = sorted(self.terms.known) or self.timeline().resources
@@ -255,8 +246,10 @@ class Stage:
 
     async def offered(self, seconds: float | None = None) -> bool:
         """Wait until the kubelet has a stream of each resource, with a list that the kubelet has taken in."""
-        if self.terms.known:
-            return await self.until(self.has_all, seconds)
+        if known := self.terms.known:
+            return await self.until(
+                lambda: all(self.kubelet.streams(it) and it in self._listed for it in known), seconds
+            )
         if not await self.until(lambda: bool(self._listed), seconds):
             return False
         for _ in range(_SETTLES):
@@ -275,14 +268,6 @@ class Stage:
         """
         await self.kubelet.start()
         self.plugin = await self.launch()
-        await self.need_offer()
-
-    async def need_offer(self) -> None:
-        """Wait until there are devices.
-
-        Raises:
-            Skipped: none came.
-        """
         if not await self.offered():
             why = self.timeline().ended() or f"it had {self.terms.patience:g} s"
             see = "list-arrives" if self.timeline().of(Asked) else "registration-arrives"

@@ -16,7 +16,7 @@ from agent.kubelet.api.v1beta1 import (
     Device,
     ListAndWatchResponse,
 )
-from agent.simulation.changes import Change, Kind
+from agent.simulation.model import Change, Kind
 
 _NAMED: Final = 3
 """Devices that one sentence names."""

@@ -17,7 +17,7 @@ from typing import Final
 
 from playwright.async_api import async_playwright, expect
 
-from agent.simulation.pods import Container, Pod
+from agent.simulation.model import Container, Pod
 from tests.backends import machines, rdma_trees
 from tests.backends.trees import plant
 from tests.console.http.browsing import MILLISECONDS

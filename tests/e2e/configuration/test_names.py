@@ -7,9 +7,8 @@ import signal
 
 import pytest
 
-from agent.simulation.changes import Kind
-from agent.simulation.hardware import write_stub_file
-from agent.simulation.pods import Phase
+from agent.simulation.demo_stage import write_stub_file
+from agent.simulation.model import Kind, Phase
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish
 from tests.wait import until

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent.simulation.changes import Kind
-from agent.simulation.pods import Phase
+from agent.simulation.model import Kind, Phase
 from tests.e2e.configuration.test_reload import DEAF, FIRST, NEW, OTHER, SECOND, TROUBLED, outcomes, reload
 from tests.e2e.conftest import Trouble
 from tests.e2e.node import WIDGET, Node, chardev, pod

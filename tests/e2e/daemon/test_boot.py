@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agent.simulation.pods import Phase
+from agent.simulation.model import Phase
 from tests.e2e.foreign import hold, other_plugin
 from tests.e2e.node import UNHURRIED, WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish

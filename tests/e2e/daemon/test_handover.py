@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.simulation.changes import Change, Kind
-from agent.simulation.pods import Container, Phase, Pod
-from agent.simulation.sockets import Version
+from agent.simulation.model import Change, Container, Kind, Phase, Pod, Version
 from tests.console.http.serving import free_port
 from tests.e2e.node import UNHURRIED, Node, chardev, pod
 from tests.e2e.process import AgentProcess, Process, finish

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from agent.simulation.pods import Phase
+from agent.simulation.model import Phase
 from tests import loop_steps
 from tests.e2e.crowd import Crowd
 from tests.e2e.node import WIDGET, Node, chardev, pod

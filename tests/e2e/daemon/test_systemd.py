@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from agent.runtime import watchdog
-from agent.simulation.pods import Phase
+from agent.simulation.model import Phase
 from tests.e2e.node import Node, chardev, pod
 from tests.e2e.process import AgentProcess
 from tests.wait import limit

@@ -15,7 +15,7 @@ import pytest
 
 from agent.console.client import Client, NoDaemonError
 from agent.console.views import Event, Held
-from agent.simulation.pods import Phase
+from agent.simulation.model import Phase
 from tests.e2e.daemon.test_adversity import OFTEN
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.pods.test_claims import OFTEN_ASKING

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.simulation.pods import Container, Pod
+from agent.simulation.model import Container, Pod
 from tests.apiserver import NODE, ApiServer
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import finish

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.kubelet.plugin import COALESCE, CREDIT
-from agent.simulation.hardware import LoopDevice
+from agent.simulation.demo_stage import LoopDevice
 from tests.e2e.inject import Inject, injector
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.simulation.sockets import Version
+from agent.simulation.model import Version
 from tests.e2e.node import Node
 
 UNTOLD = "from agent.kubelet import kubelet_socket\nkubelet_socket._WORTH_SAYING = 60.0\n"

@@ -18,8 +18,7 @@ from agent.kubelet.api.v1beta1 import (
     DevicePluginStub,
 )
 from agent.kubelet.witnesses import FILE_NAME
-from agent.simulation.pods import Phase
-from agent.simulation.sockets import Version
+from agent.simulation.model import Phase, Version
 from tests.e2e.foreign import hold, other_plugin
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish

@@ -7,8 +7,7 @@ import signal
 
 import pytest
 
-from agent.simulation.pods import Phase
-from agent.simulation.sockets import Version
+from agent.simulation.model import Phase, Version
 from tests.e2e.conftest import Trouble
 from tests.e2e.node import UNHURRIED, WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess

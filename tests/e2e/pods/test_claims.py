@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from agent.daemon.state_file import StateFile
-from agent.simulation.changes import Change, Kind
-from agent.simulation.pods import Container, Phase, Pod
+from agent.simulation.model import Change, Container, Kind, Phase, Pod
 from tests.e2e.conftest import Trouble
 from tests.e2e.node import UNHURRIED, WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess

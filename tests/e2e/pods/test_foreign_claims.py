@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from agent.simulation.pods import Phase, State
+from agent.simulation.model import Phase, State
 from tests.e2e.foreign import hold, other_plugin
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.pods.test_claims import OFTEN_ASKING

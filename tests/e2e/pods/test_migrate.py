@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from agent.simulation.pods import Phase
+from agent.simulation.model import Phase
 from tests.e2e.foreign import hold, other_plugin
 from tests.e2e.node import WIDGET, Node, pod
 from tests.e2e.process import finish

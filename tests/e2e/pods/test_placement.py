@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.simulation.pods import Container, Pod
+from agent.simulation.model import Container, Pod
 from tests.backends.machines import CONTROLS, nvidia_gpu, uuid
 from tests.backends.rdma_trees import RDMA_CM, adapter
 from tests.backends.trees import planted_host

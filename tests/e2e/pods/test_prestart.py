@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.simulation.clock import Clock
-from agent.simulation.pods import Container, Phase, Pod, State
+from agent.simulation.model import Container, Phase, Pod, State
 from tests.e2e.conftest import Trouble
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.wait import until

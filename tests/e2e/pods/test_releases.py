@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agent.daemon.state_file import StateFile
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse
-from agent.simulation.pods import Phase, Pod
+from agent.simulation.model import Phase, Pod
 from tests.e2e.conftest import Trouble
 from tests.e2e.node import Node, pod
 from tests.e2e.pods.test_claims import OFTEN_ASKING

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.simulation.pods import Container, Phase, Pod, PodStatus
+from agent.simulation.model import Container, Phase, Pod, PodStatus
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import finish
 from tests.wait import limit, until

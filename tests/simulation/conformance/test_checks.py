@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.simulation.changes import Change, Kind
-from agent.simulation.conformance.checks import CHECKS, lists
+from agent.simulation.conformance.checks import CHECKS, registration
 from agent.simulation.conformance.stage import Terms
 from agent.simulation.conformance.suite import Check, Outcome, Result, run
 from agent.simulation.conformance.timeline import Asked, Skipped, Timeline
-from agent.simulation.sockets import Version
+from agent.simulation.model import Change, Kind, Version
 from tests.simulation.conformance.example import OTHER, TOY, World
 from tests.wait import at_once
 
@@ -100,7 +99,7 @@ async def test_what_a_failed_check_leaves_unjudged_is_skipped_and_names_it(
 )
 def test_where_no_list_came_its_checks_name_the_one_that_says_why(event: Asked | Change, see: str) -> None:
     with pytest.raises(Skipped, match=f"no list came: see {see}$"):
-        lists.list_health(Timeline((event,)))
+        registration.list_health(Timeline((event,)))
 
 
 async def test_a_scenario_that_starts_no_plugin_says_nothing_of_the_next(tmp_path: Path) -> None:

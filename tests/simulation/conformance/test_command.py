@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agent.cli.commands import fairlead
-from agent.simulation.conformance import reports
+from agent.simulation.conformance import suite
 from agent.simulation.conformance.checks import CHECKS
 from agent.simulation.conformance.suite import Outcome
 from agent.simulation.conformance.suite import Result as Judged
@@ -76,7 +76,7 @@ def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_tap_has_each_outcome_with_its_reason() -> None:
-    lines = reports.FORMATS["tap"](judged(), {"kubelet": "1.36"}).splitlines()
+    lines = suite.FORMATS["tap"](judged(), {"kubelet": "1.36"}).splitlines()
     assert lines[:3] == ["TAP version 14", "1..4", "# kubelet: 1.36"]
     assert [line.partition(" - ")[0] for line in lines if " - " in line] == ["ok 1", "not ok 2", "ok 3", "ok 4"]
     assert [line.partition("# ")[2].partition(":")[0] for line in lines[1:] if "# SKIP" in line] == [
@@ -86,7 +86,7 @@ def test_tap_has_each_outcome_with_its_reason() -> None:
 
 
 def test_junit_is_xml_whatever_a_plugin_says() -> None:
-    tree = ET.fromstring(reports.FORMATS["junit"](judged(), {"kubelet": "1.36"}))
+    tree = ET.fromstring(suite.FORMATS["junit"](judged(), {"kubelet": "1.36"}))
     cases = list(tree.iter("testcase"))
     assert [case.get("name") for case in cases] == [it.name for it in CHECKS[:4]]
     assert [[child.tag for child in case] for case in cases] == [[], ["failure"], ["skipped"], ["skipped"]]

@@ -13,8 +13,8 @@ from agent.simulation.conformance.process import used_by
 from agent.simulation.conformance.stage import Terms
 from agent.simulation.conformance.suite import Check, Outcome, run
 from agent.simulation.conformance.timeline import Used
-from agent.simulation.hardware import write_stub_file
-from agent.simulation.sockets import Version
+from agent.simulation.demo_stage import write_stub_file
+from agent.simulation.model import Version
 from tests.backends import machines
 from tests.backends.trees import plant
 from tests.e2e.process import AgentProcess

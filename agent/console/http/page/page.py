@@ -159,7 +159,7 @@ class Picture:
         async with self._drawing:
             status, happened = await self._look(), await self._recall()
             every = await in_slices(_every(status))
-            fresh = {**self._sections(status, every, happened)}
+            fresh = dict(await in_slices(self._sections(status, every, happened)))
             fresh["devices"] = "".join(await in_slices(sections.devices(every, lambda _: _NOTHING)))
             shown = await in_slices(_shown(every, await self._remember(), happened, status.now))
             drawings = dict(await in_slices((name(it[0]), it) for it in shown))
@@ -171,16 +171,16 @@ class Picture:
         """The parts that have changed since that version."""
         return {name: part.html for name, part in self.parts.items() if part.version > version}
 
-    def _sections(self, status: Status, every: Sequence[Tile], happened: Sequence[Event]) -> dict[str, str]:
+    def _sections(self, status: Status, every: Sequence[Tile], happened: Sequence[Event]) -> Iterator[tuple[str, str]]:
         found = troubles(status, every)
-        return {
-            "verdict": sections.verdict(status, every, found),
-            "attention": sections.attention(found),
-            "resources": sections.resources(status.resources, status.templates),
-            "unclaimed": sections.unclaimed(status),
-            "events": sections.events(happened, {it: tile.title for tile in every for it in tile.names}),
-            "about": sections.about(status),
-        }
+        yield "about", sections.about(status)
+        yield "verdict", sections.verdict(status, every, found)
+        yield "attention", sections.attention(found)
+        yield "resources", sections.resources(status.resources, status.templates)
+        yield "unclaimed", sections.unclaimed(status)
+        told = {event.device for event in happened}
+        titles = {it: tile.title for tile in every for it in tile.names if it in told}
+        yield "events", sections.events(happened, titles)
 
     def _tiles(self, every: Mapping[str, _Shown]) -> Iterator[tuple[str, str]]:
         for it, shown in every.items():

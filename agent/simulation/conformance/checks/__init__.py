@@ -2,14 +2,11 @@
 
 from agent.simulation.conformance.checks import (  # isort: skip  # in the order in which a plugin meets them
     registration,
-    lists,
     restarts,
     allocate,
-    choosing,
     devices,
-    ending,
-    resources,
+    process,
 )
 from agent.simulation.conformance.suite import CHECKS
 
-__all__ = ["CHECKS", "allocate", "choosing", "devices", "ending", "lists", "registration", "resources", "restarts"]
+__all__ = ["CHECKS", "allocate", "devices", "process", "registration", "restarts"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import anyio
 
 from agent.kubelet.wire import HEALTHY
-from agent.simulation.changes import Kind
 from agent.simulation.conformance.checks.registration import begun
 from agent.simulation.conformance.checks.restarts import RESTART, lists_after
 from agent.simulation.conformance.stage import Stage
 from agent.simulation.conformance.suite import check
 from agent.simulation.conformance.timeline import NotApplicable, Skipped, Timeline, named
+from agent.simulation.model import Kind
 
 UNPLUG, PLUG = "unplug", "plug"
 

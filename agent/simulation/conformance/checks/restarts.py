@@ -7,11 +7,11 @@ from typing import Final
 
 import anyio
 
-from agent.simulation.changes import Kind
 from agent.simulation.conformance.checks.registration import begun, comes
 from agent.simulation.conformance.stage import Stage
 from agent.simulation.conformance.suite import check
 from agent.simulation.conformance.timeline import Asked, NotApplicable, Skipped, Timeline, first, named
+from agent.simulation.model import Kind
 
 _IN_TIME: Final = 1.5  # seconds: a real kubelet admits its first pod after 1 s (A6), and this machine may be busy
 _LOAD: Final = 20  # calls under way when the kubelet dies

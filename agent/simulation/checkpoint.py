@@ -1,18 +1,64 @@
-"""The kubelet's checkpoint file: written with every list and allocation, read at the start.
+"""Which devices pods hold, as the device manager remembers it, and the checkpoint file in which that survives a restart.
 
-Kubelet contract: A6. The checksum is ours (CRC-32 of Data); the kubelet's is a hash over Go's memory layout.
+Kubelet contract: A4, A6. The file is written with every list and allocation, and read at the start. Its checksum is ours (CRC-32 of
+Data); the kubelet's is a hash over Go's memory layout.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
-from agent.simulation.device_manager.allocation import Allocation, Key
+
+class Allocation(Struct, frozen=True):
+    """What a container holds of one resource: IDs by NUMA node, and the plugin's reply as it came."""
+
+    by_node: Mapping[int, tuple[str, ...]]
+    reply: bytes
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """Every ID once."""
+        return frozenset(device for devices in self.by_node.values() for device in devices)
+
+
+Key = tuple[str, str, str]
+"""Pod UID, container, resource."""
+
+
+class PodDevices:
+    """The device manager's memory of who holds what; survives a restart in the checkpoint."""
+
+    def __init__(self, entries: Mapping[Key, Allocation] | None = None) -> None:
+        self.entries: dict[Key, Allocation] = dict(entries or {})
+        self.overlooked: set[str] = set()
+        """UIDs of pods whose devices count as free though they have them (kubelet contract: A11.8)."""
+
+    def in_use(self, resource: str) -> frozenset[str]:
+        """The IDs of this resource that some container holds."""
+        entries = self.entries.items()
+        return frozenset().union(
+            *(a.ids for (uid, _, held), a in entries if held == resource and uid not in self.overlooked)
+        )
+
+    def of(self, uid: str, container: str) -> dict[str, Allocation]:
+        """What one container holds: resource → allocation."""
+        return {key[2]: a for key, a in self.entries.items() if key[:2] == (uid, container)}
+
+    def keep_only(self, uids: Collection[str]) -> None:
+        """Forget what other pods held; if they held anything, all is counted again."""
+        kept = {key: a for key, a in self.entries.items() if key[0] in uids}
+        if len(kept) < len(self.entries):
+            self.entries = kept
+            self.overlooked.clear()
+
+
+# --- the file ---
 
 NAME: Final = "kubelet_internal_checkpoint"
 
@@ -21,7 +67,7 @@ class CorruptError(ValueError):
     """The file is no checkpoint, or its checksum does not match."""
 
 
-class _Entry(msgspec.Struct):
+class _Entry(Struct):
     PodUID: str
     ContainerName: str
     ResourceName: str
@@ -29,12 +75,12 @@ class _Entry(msgspec.Struct):
     AllocResp: bytes  # msgspec writes it as base64, as Go does
 
 
-class _Data(msgspec.Struct):
+class _Data(Struct):
     PodDeviceEntries: list[_Entry] | None  # Go writes an empty list of entries as null
     RegisteredDevices: dict[str, list[str]]
 
 
-class _File(msgspec.Struct):
+class _File(Struct):
     Data: msgspec.Raw
     Checksum: int
 

@@ -1,6 +1,6 @@
-"""Admission of pods and starts of their containers, by one kubelet process.
+"""The pods of one kubelet process: admits them, starts their containers, and tells of them by the pod resources API, v1.
 
-Kubelet contract: A4.
+Kubelet contract: A4, A5.
 """
 
 from __future__ import annotations
@@ -8,18 +8,37 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from agent.kubelet.api.v1 import ListPodResourcesResponse
-from agent.simulation import podresources
-from agent.simulation.background_tasks import Background
-from agent.simulation.changes import Change, Feed, Kind
-from agent.simulation.clock import Clock
-from agent.simulation.device_manager.allocation import AdmissionError
-from agent.simulation.device_manager.manager import DeviceManager
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+
+from agent.kubelet.api.v1 import (
+    AllocatableResourcesRequest,
+    ContainerDevices,
+    ContainerResources,
+    ListPodResourcesRequest,
+    ListPodResourcesResponse,
+    PodResources,
+    PodResourcesListerBase,
+)
+from agent.kubelet.wire import Encoded, encode_allocatable
+from agent.simulation.clock import Background, Clock
+from agent.simulation.device_manager import AdmissionError, DeviceManager
+from agent.simulation.model import (
+    Change,
+    Container,
+    ContainerStatus,
+    Feed,
+    Kind,
+    Phase,
+    Pod,
+    PodStatus,
+    ResourceView,
+    State,
+)
 from agent.simulation.plugin_client import PluginError
-from agent.simulation.pods import Container, ContainerStatus, Phase, Pod, PodStatus, State
 
 _RETRY: Final = 10.0  # seconds between attempts to start a container: the pod workers' resync with back-off
 
@@ -87,7 +106,23 @@ class PodWorkers:
     def resources(self) -> ListPodResourcesResponse:
         """What the pod resources API answers now (A5)."""
         self._collect_garbage()
-        return podresources.answer(self._known(), self._manager.held)
+        return ListPodResourcesResponse([self._listed(status) for status in self._known()])
+
+    def _listed(self, status: PodStatus) -> PodResources:
+        """One entry for each ID, vanished ones too; no ordinary init containers."""
+        containers = [
+            ContainerResources(
+                container.name,
+                [
+                    ContainerDevices(resource, [device])
+                    for resource, allocation in self._manager.held.of(status.uid, container.name).items()
+                    for device in sorted(allocation.ids)
+                ],
+            )
+            for container in status.pod.every()
+            if not status.in_init(container.name)
+        ]
+        return PodResources(status.pod.name, status.pod.namespace, containers)
 
     # --- admission ---
 
@@ -182,8 +217,8 @@ class PodWorkers:
 
     async def finish_init(self, status: PodStatus) -> None:
         """The long init container that runs now comes to its end."""
-        for container in running(status, status.pod.init):
-            if not container.sidecar:
+        for container in status.pod.init:
+            if not container.sidecar and status.containers[container.name].state is State.RUNNING:
                 status.containers[container.name].state = State.TERMINATED
         await self._advance(status)
 
@@ -193,6 +228,50 @@ class PodWorkers:
         self._feed.publish(Change(Kind.POD, text=" · ".join(word for word in words if word)))
 
 
-def running(status: PodStatus, containers: Iterable[Container]) -> list[Container]:
-    """Those of these containers that run now."""
-    return [c for c in containers if status.containers[c.name].state is State.RUNNING]
+# --- the pod resources API ---
+
+_QPS: Final = 100.0  # calls a second (kubelet contract: A5)
+_BURST: Final = 10.0  # calls at once: DefaultPodResourcesBurstTokens in the kubelet's sources
+
+
+class Lister(PodResourcesListerBase):
+    """Serves List and GetAllocatableResources."""
+
+    def __init__(
+        self,
+        snapshot: Callable[[], ListPodResourcesResponse],
+        views: Callable[[], Iterable[ResourceView]],
+        clock: Clock,
+    ) -> None:
+        self._snapshot, self._views = snapshot, views
+        self._clock = clock
+        self._calls, self._filled = _BURST, clock.now()
+
+    async def list(self, _list_pod_resources_request: ListPodResourcesRequest) -> ListPodResourcesResponse:
+        """The pods known now.
+
+        Raises:
+            GRPCError: more than a hundred calls a second.
+        """
+        self._limit()
+        return self._snapshot()
+
+    async def get_allocatable_resources(  # type: ignore[override]  # the codec takes what is encoded
+        self, _allocatable_resources_request: AllocatableResourcesRequest
+    ) -> Encoded:
+        """What could be given now: one entry for each healthy device.
+
+        Raises:
+            GRPCError: as above.
+        """
+        self._limit()
+        return encode_allocatable((view.name, sorted(view.healthy)) for view in self._views())
+
+    def _limit(self) -> None:
+        """Take a call out of the token bucket."""
+        now = self._clock.now()
+        self._calls = min(_BURST, self._calls + (now - self._filled) * _QPS)
+        self._filled = now
+        if self._calls < 1:
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
+        self._calls -= 1

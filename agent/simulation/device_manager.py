@@ -18,16 +18,18 @@ from msgspec.structs import replace
 
 from agent.kubelet.api.v1beta1 import DevicePluginOptions
 from agent.kubelet.wire import HEALTHY, DeviceList
-from agent.simulation.changes import Change, Feed, Kind, ResourceView
+from agent.simulation import checkpoint
+from agent.simulation.checkpoint import Allocation, PodDevices
 from agent.simulation.clock import Clock
-from agent.simulation.device_manager import checkpoint
-from agent.simulation.device_manager.allocation import AdmissionError, Allocation, Choice, PodDevices, begin
+from agent.simulation.model import Change, Container, Feed, Kind, ResourceView, Version
 from agent.simulation.plugin_client import Arrival, PluginClient, PluginError
-from agent.simulation.pods import Container
-from agent.simulation.sockets import Version
 
 _LOOKED_UP: Final = 0.25  # seconds after a plugin's answer in which the devices are looked up again, at the latest
 GRACE_PERIOD: Final = 300.0  # seconds from a plugin's end until its endpoint is removed (kubelet contract: A3)
+
+
+class AdmissionError(Exception):
+    """A container cannot have its devices; the sentence ends up in the pod's status."""
 
 
 class KubeletPanicError(Exception):
@@ -91,7 +93,7 @@ class DeviceManager:
             return
         self.held = PodDevices(entries)
         for name in resources:
-            self._resources[name] = empty(name)
+            self._resources[name] = Resource(ResourceView(name))
             self._endpoints[name] = (_Endpoint(None, DevicePluginOptions(), stopped=True),)
             self._await_return(name)
             self._show(ResourceView(name))
@@ -342,11 +344,6 @@ class Resource(Struct, frozen=True):
         return missing[0] if missing and any(self.nodes.values()) else None
 
 
-def empty(name: str) -> Resource:
-    """A resource that is known but has no devices: from a checkpoint, or after the grace period."""
-    return Resource(ResourceView(name))
-
-
 def listed(name: str, devices: Iterable[tuple[str, str, tuple[int, ...]]]) -> Resource:
     """The resource after a list: full replacement, a duplicate counted twice, only "Healthy" healthy (A3)."""
     nodes: dict[str, tuple[int, ...]] = {}
@@ -366,3 +363,57 @@ def lost(resource: Resource) -> Resource:
         resource,
         view=replace(view, allocatable=0, healthy=frozenset(), unhealthy=view.unhealthy | view.healthy),
     )
+
+
+# --- which devices a container is given; pure ---
+#
+# Kubelet contract: A4.
+
+
+class Choice(Struct, frozen=True):
+    """An allocation half made: what is reused, and what the rest may be taken from."""
+
+    count: int
+    chosen: frozenset[str]
+    free: frozenset[str]
+
+    @property
+    def complete(self) -> bool:
+        """Is nothing left to choose?"""
+        return len(self.chosen) == self.count
+
+    def finish(self, preferred: Collection[str], rng: random.Random) -> frozenset[str]:
+        """Fill up with preferred devices that are free, then with any; in random order, as Go's maps do."""
+        wanted = _shuffled(self.free & frozenset(preferred), rng)
+        others = _shuffled(self.free - frozenset(preferred), rng)
+        return self.chosen | frozenset((wanted + others)[: self.count - len(self.chosen)])
+
+
+def begin(
+    resource: str,
+    count: int,
+    *,
+    healthy: frozenset[str],
+    in_use: frozenset[str],
+    reusable: Collection[str],
+    rng: random.Random,
+) -> Choice:
+    """Reuse what init containers left, and see what is free for the rest.
+
+    Raises:
+        AdmissionError: too few healthy devices are free.
+    """
+    if not healthy:
+        raise AdmissionError(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
+    chosen = frozenset(_shuffled(reusable, rng)[:count])
+    free = healthy - in_use - chosen
+    needed = count - len(chosen)
+    if len(free) < needed:
+        raise AdmissionError(
+            f"requested number of devices unavailable for {resource}. Requested: {needed}, Available: {len(free)}"
+        )
+    return Choice(count, chosen, free)
+
+
+def _shuffled(ids: Collection[str], rng: random.Random) -> list[str]:
+    return rng.sample(sorted(ids), len(ids))
