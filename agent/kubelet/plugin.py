@@ -12,7 +12,7 @@ import asyncio
 import time
 from binascii import crc32
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -27,6 +27,7 @@ from msgspec import Struct
 from agent.kubelet import wire
 from agent.kubelet.allocation import Allocate, Prefer, PreStart, plain
 from agent.kubelet.handover_socket import StandbyLostError
+from agent.kubelet.rivals import Offer
 from agent.kubelet.server import refusal
 from agent.runtime.counts import Counts
 from agent.runtime.errors import brief_list, some
@@ -67,42 +68,6 @@ _LONG: Final = 1 << 16
 T = TypeVar("T")
 
 log = structlog.get_logger()
-
-
-class Offer(Struct, frozen=True):
-    """What a resource's open stream has told the kubelet.
-
-    It is asked after every list, of 10,000 devices too: whole sets are compared, no ID is looked at by itself.
-    """
-
-    slots: Mapping[str, Slot]
-    """Of the last list."""
-    unhealthy: Set[str]
-    """The IDs among them that it had as Unhealthy."""
-    delisted: Container[str]
-    """IDs that earlier lists had."""
-    began: float
-    """When its first list was sent, in monotonic seconds."""
-    sent: float
-    """When its last list was sent."""
-    record_before: object = None
-    """Which writing of the kubelet's record lay there when the first list was sent."""
-    record_since: object = None
-    """The same when the last list was sent."""
-
-    @property
-    def healthy(self) -> frozenset[str]:
-        """What the last list had as healthy."""
-        return frozenset(self.slots.keys() - self.unhealthy)
-
-    def has_as_healthy(self, ids: Set[str]) -> bool:
-        """Are these IDs all that the last list had as healthy?"""
-        is_as_long = len(ids) == len(self.slots) - len(self.unhealthy)
-        return is_as_long and ids.isdisjoint(self.unhealthy) and not ids - self.slots.keys()
-
-    def lacks(self, ids: Set[str]) -> bool:
-        """Is one of these IDs in no list of the stream?"""
-        return any(device_id not in self.delisted for device_id in ids - self.slots.keys())
 
 
 class _Departure(Struct, gc=False):

@@ -19,7 +19,7 @@ import math
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -37,8 +37,8 @@ from agent.runtime.pacing import Backoff, Doorbell
 from agent.runtime.workers import NoWorkerError, Workers
 
 if TYPE_CHECKING:
-    from agent.kubelet.plugin import Offer
     from agent.kubelet.registration import Registrar
+    from agent.model import Slot
 
 SETTLED: Final = 1.0
 """Seconds after a list in which the kubelet takes it in."""
@@ -73,6 +73,42 @@ SocketId = tuple[int, int]
 
 
 # --- what was observed, and what it means ---
+
+
+class Offer(Struct, frozen=True):
+    """What a resource's open stream has told the kubelet.
+
+    It is asked after every list, of 10,000 devices too: whole sets are compared, no ID is looked at by itself.
+    """
+
+    slots: Mapping[str, Slot]
+    """Of the last list."""
+    unhealthy: Set[str]
+    """The IDs among them that it had as Unhealthy."""
+    delisted: Container[str]
+    """IDs that earlier lists had."""
+    began: float
+    """When its first list was sent, in monotonic seconds."""
+    sent: float
+    """When its last list was sent."""
+    record_before: object = None
+    """Which writing of the kubelet's record lay there when the first list was sent."""
+    record_since: object = None
+    """The same when the last list was sent."""
+
+    @property
+    def healthy(self) -> frozenset[str]:
+        """What the last list had as healthy."""
+        return frozenset(self.slots.keys() - self.unhealthy)
+
+    def has_as_healthy(self, ids: Set[str]) -> bool:
+        """Are these IDs all that the last list had as healthy?"""
+        is_as_long = len(ids) == len(self.slots) - len(self.unhealthy)
+        return is_as_long and ids.isdisjoint(self.unhealthy) and not ids - self.slots.keys()
+
+    def lacks(self, ids: Set[str]) -> bool:
+        """Is one of these IDs in no list of the stream?"""
+        return any(device_id not in self.delisted for device_id in ids - self.slots.keys())
 
 
 class Observation(Struct, frozen=True):

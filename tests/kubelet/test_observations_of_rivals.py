@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from agent.kubelet.plugin import Offer
-from agent.kubelet.rivals import Observation, confirmed, ended, is_late, observe, sentence, unlike_since
+from agent.kubelet.rivals import Observation, Offer, confirmed, ended, is_late, observe, sentence, unlike_since
 from agent.kubelet.witnesses import Version
 from agent.model import HEALTHY, Slot
 from tests.kubelet.plugins import SICK
