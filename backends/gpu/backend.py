@@ -32,10 +32,7 @@ from backends.gpu.nvidia import char_links, nvml, tegra_and_wsl, xid
 from backends.gpu.nvidia.gpus import DRIVER, Nvidia
 from backends.gpu.options import GpuOptions, GpuResource, complaints
 from backends.gpu.vendor import ATTRIBUTES, Vendor
-from backends.linux.pci import functions as pci
-from backends.linux.pci import health as pci_health
-from backends.linux.pci import recovery as pci_recovery
-from backends.linux.pci import reset
+from backends.linux import pci, pci_health
 
 _VENDORS: Final[dict[str, type[Vendor]]] = {
     detection.NVIDIA: Nvidia,
@@ -82,7 +79,7 @@ class Gpu(Backend[GpuOptions]):
         """Adds to each device why it cannot be reset, if any resource asks for resets."""
         if not any(resource.spec.pre_start == "reset" for resource in self.resources):
             return found
-        whole = reset.refusal(self.host, function) if function is not None else _PART
+        whole = pci.reset_refusal(self.host, function) if function is not None else _PART
         return replace(
             found, devices=tuple(replace(it, no_reset=whole if _is_whole(it) else _PART) for it in found.devices)
         )
@@ -107,7 +104,7 @@ class Gpu(Backend[GpuOptions]):
             yield from xid.signals_of(xid.from_nvml(record), self.resources)
         yield from wedged.signals(record)
         if detection.vendor_of(record.properties):
-            yield from pci_recovery.signals(record)
+            yield from pci_health.recovery_signals(record)
 
     # --- events ---
 
@@ -123,7 +120,7 @@ class Gpu(Backend[GpuOptions]):
         return Watches(
             subsystems=frozenset({"pci", "drm"}),
             directories=frozenset(directories),
-            facts=frozenset({pci_recovery.FACT, wedged.FACT}),
+            facts=frozenset({pci_health.FACT, wedged.FACT}),
             kernel_lines=xid.LINES,
             listen=self._with_events(known, "always"),
             listen_without_log=self._with_events(known, "auto"),
@@ -219,7 +216,7 @@ class Gpu(Backend[GpuOptions]):
                 )
         addresses = sorted({name for grant in grants for name in grant.device.hardware})
         for hardware in addresses:
-            reset.reset(self.host, hardware.removeprefix("pci:"))
+            pci.reset(self.host, hardware.removeprefix("pci:"))
         return addresses
 
     def _vendor_of(self, device: Device) -> Vendor:

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from backends.base import Host, HostPath
-from backends.linux import sysfs
-from backends.linux.pci import functions as pci
+from backends.linux import pci, sysfs
 
 NVIDIA: Final = "10de"
 AMD: Final = "1002"

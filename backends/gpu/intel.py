@@ -16,8 +16,7 @@ from backends.gpu import detection, nodes
 from backends.gpu.nodes import Wanted
 from backends.gpu.options import GpuResource
 from backends.gpu.vendor import Vendor, described, gpu, withheld
-from backends.linux import sysfs
-from backends.linux.pci import functions as pci
+from backends.linux import pci, sysfs
 
 DRIVERS: Final = ("i915", "xe")
 MONITORING: Final = "monitoring"

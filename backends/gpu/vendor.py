@@ -24,8 +24,8 @@ from backends.base import (
 )
 from backends.gpu.nodes import Wanted, handed_out, numbers
 from backends.gpu.options import GpuResource
-from backends.linux.pci import functions as pci
-from backends.linux.pci.functions import Function
+from backends.linux import pci
+from backends.linux.pci import Function
 
 Attributes: TypeAlias = Mapping[str, tuple[str, ...]]
 

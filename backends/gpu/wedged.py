@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from backends.base import Clears, Record, Signal, Verdict
-from backends.linux.pci import functions as pci
-from backends.linux.pci.recovery import LATCHED
+from backends.linux import pci
+from backends.linux.pci_health import LATCHED
 
 FACT: Final = "WEDGED"
 """The property that makes an event of the subsystem `drm` a record of this (`Watches.facts`)."""

@@ -17,12 +17,10 @@ from backends.infiniband.options import UNSEEN_WHEN_AWAY, InfiniBandResource
 from backends.infiniband.port_state import PortState, State
 from backends.interface.attributes import assumed
 from backends.interface.selectors import mismatch
-from backends.linux import sysfs
-from backends.linux.network import netdevs, rdma
-from backends.linux.network.rdma import Adapter, Hca
-from backends.linux.pci import functions as pci
-from backends.linux.pci.functions import Function
-from backends.linux.pci.host_uses import manages_nvswitches
+from backends.linux import netdevs, pci, rdma, sysfs
+from backends.linux.host_uses import manages_nvswitches
+from backends.linux.pci import Function
+from backends.linux.rdma import Adapter, Hca
 
 _NVIDIA: Final = "15b3"  # its Ethernet controllers are adapters, too
 _NETWORK: Final = "02"  # PCI classes: a network controller,

@@ -25,10 +25,8 @@ from backends.base import (
 from backends.errors import reason_of
 from backends.infiniband import adapters, events, health, pools, port_health
 from backends.infiniband.options import InfiniBandOptions, InfiniBandResource, complaints
-from backends.linux.network import rdma
-from backends.linux.network.rdma import Hca
-from backends.linux.pci import functions as pci
-from backends.linux.pci import recovery as pci_recovery
+from backends.linux import pci, pci_health, rdma
+from backends.linux.rdma import Hca
 
 _DEFAULTS: Final = InfiniBandOptions()
 
@@ -139,14 +137,14 @@ class InfiniBand(Backend[InfiniBandOptions]):
 
     def signals(self, record: Record) -> Iterable[Signal]:
         """PCI error recoveries, of any function: the event does not say whether it is an adapter."""
-        return pci_recovery.signals(record)
+        return pci_health.recovery_signals(record)
 
     def watches(self, known: Known) -> Watches:  # noqa: ARG002  # the same whatever there is
         """Events of adapters, their functions, nodes and interfaces; and a glance at the ports every few seconds."""
         return Watches(
             subsystems=events.SUBSYSTEMS,
             directories=frozenset((rdma.NODES,)),
-            facts=frozenset((pci_recovery.FACT,)),
+            facts=frozenset((pci_health.FACT,)),
             links=True,
             poll=min((float(resource.spec.options.poll) for resource in self.resources), default=None),
         )

@@ -7,8 +7,7 @@ from typing import Final
 
 from backends.base import ALL, All, Device, Hint, HostPath, Known, LinkChange, PathChange, Uevent
 from backends.infiniband.pools import PREFIX
-from backends.linux.network import rdma
-from backends.linux.pci import functions as pci
+from backends.linux import pci, rdma
 
 _CLASSES: Final = frozenset({"infiniband", "infiniband_verbs", "infiniband_mad"})
 

@@ -15,9 +15,8 @@ from backends.errors import reason_of
 from backends.infiniband import port_health, port_state
 from backends.infiniband.adapters import adapter_hardware
 from backends.infiniband.options import InfiniBandOptions
-from backends.linux.network import rdma
-from backends.linux.network.rdma import Port
-from backends.linux.pci import health as pci_health
+from backends.linux import pci_health, rdma
+from backends.linux.rdma import Port
 
 
 def signals(host: Host, device: Device, options: InfiniBandOptions) -> Iterator[Signal]:

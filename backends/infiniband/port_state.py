@@ -15,10 +15,9 @@ from msgspec import Struct
 
 from backends.base import Host, HostPath
 from backends.errors import reason_of
-from backends.linux import small_files, sysfs
-from backends.linux.network import rdma
-from backends.linux.network.rdma import Port
-from backends.linux.small_files import text
+from backends.linux import rdma, sysfs
+from backends.linux.rdma import Port
+from backends.linux.sysfs import text_in
 
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)  # there is none, or it is being removed
 _ENUM: Final = re.compile(rb"([0-9]{1,2})(?::|$)")
@@ -80,7 +79,7 @@ def read(host: Host, port: Port, counters: Iterable[str] = ()) -> PortState:
     Counters that are not there, "N/A (no PMA)" or garbage are left out.
     """
     try:
-        with small_files.opened(host.spell(_directory(port))) as directory:
+        with sysfs.opened_directory(host.spell(_directory(port))) as directory:
             return _read(directory, port, counters)
     except OSError as error:
         gone = error.errno in _GONE
@@ -101,13 +100,13 @@ def _directory(port: Port) -> HostPath:
 
 def _read(directory: int, port: Port, counters: Iterable[str]) -> PortState:
     """The state of a port in this directory. Raises OSError if it cannot be read."""
-    state = _member(State, small_files.read(directory, "state"))
-    physical = _member(Physical, text(directory, "phys_state"))
-    lid = _matched(_LID, text(directory, "lid")) if port.link_layer == "InfiniBand" else None
+    state = _member(State, sysfs.read_in(directory, "state"))
+    physical = _member(Physical, text_in(directory, "phys_state"))
+    lid = _matched(_LID, text_in(directory, "lid")) if port.link_layer == "InfiniBand" else None
     if state is not State.ACTIVE:
         return PortState(port, state, physical, lid)
-    rate, lanes = _rate(text(directory, "rate"))
-    counts = {name: text(directory, f"counters/{name}") or b"" for name in counters}
+    rate, lanes = _rate(text_in(directory, "rate"))
+    counts = {name: text_in(directory, f"counters/{name}") or b"" for name in counters}
     return PortState(
         port, state, physical, lid, rate, lanes, {n: int(c) for n, c in counts.items() if _COUNT.fullmatch(c)}
     )

@@ -58,7 +58,7 @@ class Device(Struct, frozen=True, gc=False):
     nodes of one stick are. What has another place than a pod's device is another device."""
     bindings: Mapping[str, str] = {}
     """Hardware that has a driver → a value that changes whenever a driver is bound to it again, and is the same for every
-    backend (`backends.linux.pci.functions.Function.binding`). A change ends latched signals that wait for `Clears.REBIND`."""
+    backend (`backends.linux.pci.Function.binding`). A change ends latched signals that wait for `Clears.REBIND`."""
     nodes: tuple[Node, ...] = ()
     mounts: tuple[Mount, ...] = ()
     """What belongs to it beside its nodes."""

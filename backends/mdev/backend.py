@@ -26,11 +26,8 @@ from backends.base import (
     Uevent,
     Watches,
 )
+from backends.linux import iommu, pci, pci_health
 from backends.linux.kernel import Kernel
-from backends.linux.pci import functions as pci
-from backends.linux.pci import health as pci_health
-from backends.linux.pci import iommu
-from backends.linux.pci import recovery as pci_recovery
 from backends.mdev import devices, parents
 from backends.mdev.creation import Maker
 from backends.mdev.options import MdevOptions, MdevResource, complaints
@@ -68,14 +65,14 @@ class Mdev(Backend[MdevOptions]):
 
     def signals(self, record: Record) -> Iterable[Signal]:
         """PCI error recoveries, of any function: it may be a parent, or the physical function of one."""
-        return pci_recovery.signals(record)
+        return pci_health.recovery_signals(record)
 
     def watches(self, known: Known) -> Watches:  # noqa: ARG002  # an interface's
         """Events of mediated devices, of parents on the PCI bus and of nodes of vfio."""
         return Watches(
             frozenset({"mdev", "pci", "vfio"}),
             directories=frozenset({iommu.NODES}),
-            facts=frozenset({pci_recovery.FACT}),
+            facts=frozenset({pci_health.FACT}),
         )
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str]:

@@ -14,9 +14,8 @@ from typing import Final
 
 from backends.base import Device, Host, HostPath, NotReady
 from backends.errors import reason_of
-from backends.linux import sysfs
+from backends.linux import iommu, sysfs
 from backends.linux.kernel import GONE, Kernel, explained
-from backends.linux.pci import iommu
 from backends.mdev import parents
 
 MOST: Final = 256

@@ -8,9 +8,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from backends.base import NUMBER, TEXT, Attribute, Device, Discovery, Host, HostPath, Node, Problem
-from backends.linux import sysfs
-from backends.linux.pci import functions as pci
-from backends.linux.pci.iommu import NODES
+from backends.linux import pci, sysfs
+from backends.linux.iommu import NODES
 from backends.mdev import creation, parents
 from backends.mdev.options import MdevResource
 from backends.mdev.parents import Type

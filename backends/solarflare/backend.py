@@ -31,10 +31,7 @@ from backends.base import (
     Watches,
 )
 from backends.interface.attributes import assumed
-from backends.linux.network import device_info, netdevs
-from backends.linux.pci import functions as pci
-from backends.linux.pci import health as pci_health
-from backends.linux.pci import recovery as pci_recovery
+from backends.linux import device_info, netdevs, pci, pci_health
 from backends.solarflare import onload
 from backends.solarflare.options import SolarflareOptions, SolarflareResource, complaints
 
@@ -92,7 +89,7 @@ class Solarflare(Backend[SolarflareOptions]):
         return Watches(
             subsystems=frozenset({"pci", "net", "module"}),
             directories=frozenset({onload.DEV}),
-            facts=frozenset({pci_recovery.FACT}),
+            facts=frozenset({pci_health.FACT}),
             links=True,
         )
 
@@ -129,7 +126,7 @@ class Solarflare(Backend[SolarflareOptions]):
 
     def signals(self, record: Record) -> Iterable[Signal]:
         """PCI error recoveries, of any function."""
-        return pci_recovery.signals(record)
+        return pci_health.recovery_signals(record)
 
     # --- handing out ---
 

@@ -28,12 +28,8 @@ from backends.base import (
     Uevent,
     Watches,
 )
+from backends.linux import device_info, host_uses, iommu, netdevs, pci, pci_health, rdma
 from backends.linux.kernel import Kernel
-from backends.linux.network import device_info, netdevs, rdma
-from backends.linux.network import routes as host_routes
-from backends.linux.pci import functions as pci
-from backends.linux.pci import host_uses, iommu
-from backends.linux.pci import recovery as pci_recovery
 from backends.sriov import creation, devices, functions, health, nodes, subfunctions, variables
 from backends.sriov.creation import Creator
 from backends.sriov.options import SriovOptions, SriovResource, complaints
@@ -77,7 +73,7 @@ class Sriov(Backend[SriovOptions]):
         return Watches(
             subsystems=_SUBSYSTEMS,
             directories=frozenset({nodes.DEV, nodes.DEV / "net", iommu.NODES, rdma.NODES}),
-            facts=frozenset({pci_recovery.FACT}),
+            facts=frozenset({pci_health.FACT}),
             links=True,
         )
 
@@ -111,7 +107,7 @@ class Sriov(Backend[SriovOptions]):
 
     def signals(self, record: Record) -> Iterable[Signal]:
         """PCI error recoveries, of any function."""
-        return pci_recovery.signals(record)
+        return pci_health.recovery_signals(record)
 
     # --- making virtual functions ---
 
@@ -144,7 +140,7 @@ class Sriov(Backend[SriovOptions]):
             AllocationRefused: the host needs it by now for its network, or the file cannot be written.
         """
         are_interfaces = any(it.device.attributes.get("ifname") for it in grants)
-        routes = host_routes.read(self.host) if are_interfaces else None
+        routes = netdevs.routes(self.host) if are_interfaces else None
         for grant in grants:
             device = grant.device
             if creation.is_stand_in(device):

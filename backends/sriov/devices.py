@@ -8,7 +8,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from backends.base import Device, Discovery, Host, Problem
-from backends.linux.pci import functions as pci
+from backends.linux import pci
 from backends.sriov import creation, functions, nodes, subfunctions
 from backends.sriov.functions import Seen
 from backends.sriov.options import SriovResource

@@ -11,10 +11,7 @@ from msgspec.structs import replace
 
 from backends.base import NUMBER, NUMBERS, TEXT, Attribute, Device, Host, HostPath, Node, Problem, one_of
 from backends.interface.attributes import assumed
-from backends.linux import sysfs
-from backends.linux.network import devlink, netdevs, rdma
-from backends.linux.pci import functions as pci
-from backends.linux.pci import host_uses
+from backends.linux import host_uses, netdevs, netlink, pci, rdma, sysfs
 from backends.sriov import nodes
 from backends.sriov.nodes import VdpaDevice
 from backends.sriov.options import UNSEEN_WHEN_AWAY, DeviceType, SriovResource
@@ -158,7 +155,7 @@ def of_interfaces(host: Host, own: Sequence[str], above: HostPath | None) -> Att
 
 def _profile(host: Host, function: pci.Function) -> Attributes:
     """The profile of the card's packet parser (Dynamic Device Personalization)."""
-    if profile := devlink.running(host, function.physical or function.address).get(_RUNNING_PROFILE):
+    if profile := netlink.devlink_versions(host, function.physical or function.address).get(_RUNNING_PROFILE):
         yield PROFILE, (profile,)
 
 

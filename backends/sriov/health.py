@@ -9,12 +9,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from backends.base import Device, Host, Signal, Verdict
-from backends.linux import sysfs
-from backends.linux.network import netdevs
+from backends.linux import host_uses, iommu, netdevs, pci, pci_health, sysfs
 from backends.linux.nodes import missing
-from backends.linux.pci import functions as pci
-from backends.linux.pci import health as pci_health
-from backends.linux.pci import host_uses, iommu
 from backends.sriov import nodes
 from backends.sriov.functions import link
 from backends.sriov.options import SriovOptions

@@ -9,10 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from backends.base import Host, HostPath, Node
-from backends.linux import sysfs
-from backends.linux.network import rdma
-from backends.linux.pci import functions as pci
-from backends.linux.pci import iommu
+from backends.linux import iommu, pci, rdma, sysfs
 from backends.sriov.options import Vdpa
 
 DEV: Final = HostPath("/dev")

@@ -11,10 +11,7 @@ from typing import Final
 
 from backends.base import Device, Host, HostPath
 from backends.interface.attributes import assumed
-from backends.linux import sysfs
-from backends.linux.network import netdevs, rdma
-from backends.linux.pci import functions as pci
-from backends.linux.pci import host_uses
+from backends.linux import host_uses, netdevs, pci, rdma, sysfs
 from backends.sriov.functions import Attributes, Seen, link, of_interfaces
 from backends.sriov.options import UNSEEN_WHEN_AWAY, SriovResource
 

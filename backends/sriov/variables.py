@@ -11,8 +11,7 @@ from typing import Final
 
 from backends import kubevirt
 from backends.base import Device, Grant
-from backends.linux.network import rdma
-from backends.linux.pci import iommu
+from backends.linux import iommu, rdma
 from backends.sriov import nodes
 from backends.sriov.options import EVERY, SriovOptions, SriovResource
 

@@ -30,11 +30,9 @@ from backends.base import (
     Uevent,
     Watches,
 )
+from backends.linux import iommu, pci, pci_health
+from backends.linux.iommu import Group
 from backends.linux.kernel import Kernel
-from backends.linux.pci import functions as pci
-from backends.linux.pci import iommu, reset
-from backends.linux.pci import recovery as pci_recovery
-from backends.linux.pci.iommu import Group
 from backends.try_each import each
 from backends.vfio import devices, health, vgpu
 from backends.vfio.binding import Binder
@@ -82,14 +80,14 @@ class Vfio(Backend[VfioOptions]):
 
     def signals(self, record: Record) -> Iterable[Signal]:
         """PCI error recoveries, of any function: it may be in any group, or the physical one of a virtual one."""
-        return pci_recovery.signals(record)
+        return pci_health.recovery_signals(record)
 
     def watches(self, known: Known) -> Watches:  # noqa: ARG002  # an interface's
         """Events of functions and their drivers, and of nodes of vfio."""
         return Watches(
             frozenset({"pci", "vfio", "vfio-dev"}),
             directories=frozenset({iommu.NODES, devices.OWN_NODES}),
-            facts=frozenset({pci_recovery.FACT}),
+            facts=frozenset({pci_health.FACT}),
         )
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
@@ -216,7 +214,7 @@ class Vfio(Backend[VfioOptions]):
                     )
                 continue
             try:
-                reset.reset(self.host, function.address)
+                pci.reset(self.host, function.address)
             except AllocationRefused:
                 if function.address in asked:
                     raise

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from backends.base import Host
-from backends.linux.pci import functions as pci
-from backends.linux.pci import iommu
-from backends.linux.pci.host_uses import uses
-from backends.linux.pci.iommu import Group, Member
+from backends.linux import iommu, pci
+from backends.linux.host_uses import uses
+from backends.linux.iommu import Group, Member
 from backends.vfio.options import VfioOptions, VfioResource
 from backends.vfio.vgpu import refusal, vgpus
 

@@ -14,10 +14,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from backends.base import Device, Discovery, Host, HostPath, Node
-from backends.linux import sysfs
-from backends.linux.pci import functions as pci
-from backends.linux.pci import iommu, reset
-from backends.linux.pci.iommu import NODES, Group
+from backends.linux import iommu, pci, sysfs
+from backends.linux.iommu import NODES, Group
 from backends.vfio.binding_plan import card, plan
 from backends.vfio.options import Iommu, VfioResource
 
@@ -104,7 +102,7 @@ def _device(host: Host, unit: str, group: Group, resource: VfioResource, functio
     first = functions[0]
     options = resource.spec.options
     others = tuple(function.address for function in group.functions if function is not first)
-    unresettable = (reset.refusal(host, function) for function in functions)
+    unresettable = (pci.reset_refusal(host, function) for function in functions)
     return Device(
         key=first.address,
         unit=unit,

@@ -10,11 +10,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from backends.base import Device, Host, Signal, Verdict
-from backends.linux import nodes
-from backends.linux.pci import functions as pci
-from backends.linux.pci import health as pci_health
-from backends.linux.pci import iommu
-from backends.linux.pci.iommu import Group
+from backends.linux import iommu, nodes, pci, pci_health
+from backends.linux.iommu import Group
 from backends.vfio.binding_plan import Plan, plan
 from backends.vfio.devices import depends, has_own_nodes
 from backends.vfio.options import MODULE, VfioOptions, VfioResource

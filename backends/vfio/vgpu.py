@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from backends.base import Device, Host, Signal, Verdict
-from backends.linux import sysfs
-from backends.linux.pci import functions as pci
+from backends.linux import pci, sysfs
 
 OWN: Final = "nvidia"
 """The directory with the files of NVIDIA's driver, in that of a function."""

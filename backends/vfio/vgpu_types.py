@@ -11,10 +11,8 @@ from typing import Final
 
 from backends.base import Host, HostPath, NotReady
 from backends.errors import reason_of
-from backends.linux import sysfs
+from backends.linux import iommu, pci, sysfs
 from backends.linux.kernel import Kernel, explained
-from backends.linux.pci import functions as pci
-from backends.linux.pci import iommu
 from backends.linux.undo_journal import Notes
 from backends.vfio.vgpu import OWN, TYPE
 

@@ -11,8 +11,8 @@ import pytest
 from backends.base import Host
 from backends.infiniband import port_state
 from backends.infiniband.port_state import Physical, PortState, State
-from backends.linux.network import rdma
-from backends.linux.network.rdma import Port
+from backends.linux import rdma
+from backends.linux.rdma import Port
 from tests.backends.rdma_trees import DOWN, ETHERNET, PortTree, adapter, exclusive, hca
 from tests.backends.trees import plant, planted_host
 

@@ -18,8 +18,7 @@ from backends.gpu.amd import exporter as amd_exporter
 from backends.gpu.amd import kfd
 from backends.gpu.nodes import Wanted
 from backends.gpu.vendor import Attributes, Vendor, described, driver_fault, gpu, part, withheld
-from backends.linux import sysfs
-from backends.linux.pci import functions as pci
+from backends.linux import pci, sysfs
 
 DRIVER: Final = "amdgpu"
 KFD: Final = HostPath("/dev/kfd")

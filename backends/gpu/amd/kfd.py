@@ -14,8 +14,7 @@ from typing import Final
 from msgspec import Struct
 
 from backends.base import Host, HostPath, Link
-from backends.linux import sysfs
-from backends.linux.pci import functions as pci
+from backends.linux import pci, sysfs
 
 TOPOLOGY: Final = HostPath("/sys/class/kfd/kfd/topology/nodes")
 DRM: Final = HostPath("/sys/class/drm")

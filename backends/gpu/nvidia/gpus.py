@@ -32,8 +32,7 @@ from backends.gpu.nvidia import gke, mig, mps, nvml, procfs, tegra_and_wsl
 from backends.gpu.nvidia.procfs import Information
 from backends.gpu.options import GpuOptions, GpuResource
 from backends.gpu.vendor import LIBRARY_ATTRIBUTES, Attributes, Vendor, described, driver_fault, gpu, withheld
-from backends.linux import sysfs
-from backends.linux.pci import functions as pci
+from backends.linux import pci, sysfs
 
 DRIVER: Final = "nvidia"
 DEV: Final = HostPath("/dev")

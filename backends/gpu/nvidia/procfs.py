@@ -14,8 +14,7 @@ from msgspec import Struct
 
 from backends.base import Host, HostPath, Problem
 from backends.errors import reason_of
-from backends.linux import sysfs
-from backends.linux.pci import functions as pci
+from backends.linux import pci, sysfs
 
 GPUS: Final = HostPath("/proc/driver/nvidia/gpus")
 CAPABILITIES: Final = HostPath("/proc/driver/nvidia/capabilities")

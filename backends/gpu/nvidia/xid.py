@@ -18,7 +18,7 @@ from backends.base import Device, Record, Signal, Verdict
 from backends.gpu.detection import NVIDIA
 from backends.gpu.options import GpuOptions, GpuResource
 from backends.linux import kernel_log
-from backends.linux.pci.recovery import LATCHED
+from backends.linux.pci_health import LATCHED
 
 LINES: Final = frozenset({"NVRM: Xid", "NVRM: GPU ", "NVRM: The NVIDIA GPU "})
 """The beginnings of the lines that are understood."""

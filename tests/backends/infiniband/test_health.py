@@ -17,8 +17,8 @@ from agent.model import State as Is
 from backends.base import Device, Measure, Seconds, Signal, Trend, Verdict
 from backends.infiniband import InfiniBand, InfiniBandOptions, port_health
 from backends.infiniband.port_state import Physical, PortState, State
-from backends.linux.network import rdma
-from backends.linux.network.rdma import Port
+from backends.linux import rdma
+from backends.linux.rdma import Port
 from tests.backends.infiniband.test_backend import PF, VF, resource, take_away
 from tests.backends.rdma_trees import DOWN, ETHERNET, PortTree, adapter, exclusive, hca, rxe
 from tests.backends.trees import entries, planted_host, restored

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from backends.linux.network import routes
-from backends.linux.network.netlink import ROUTES
+from backends.linux import netdevs
+from backends.linux.netlink import ROUTES
 from tests.backends.trees import planted_host
 from tests.discovery.sources.links_in_child import Interface
 
@@ -31,7 +31,7 @@ def asked(root: str, *, ours: bool = True, default: bool = True) -> list[str]:
         file.symlink_to(OUR_ROUTES)
     else:
         file.write_text(OUR_ROUTES.read_text())
-    found = routes.read(host)
+    found = netdevs.routes(host)
     assert found is not None
     return sorted(found.default if default else found.every)
 

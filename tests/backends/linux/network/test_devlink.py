@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.base import Host
-from backends.linux.network import devlink, netlink
+from backends.linux import netlink
 from tests.backends.trees import planted_host
 
 ADDRESS = "0000:3b:00.0"
@@ -78,9 +78,9 @@ def running(root: Path, *answers: bytes, here: bool = True) -> tuple[dict[str, s
     host, kernel = planted_host(root), Kernel(*answers)
     with (
         patch.object(netlink, "is_of_host", lambda _: here),
-        patch("backends.linux.network.netlink.socket.socket", kernel),
+        patch("backends.linux.netlink.socket.socket", kernel),
     ):
-        return devlink.running(host, ADDRESS), kernel
+        return netlink.devlink_versions(host, ADDRESS), kernel
 
 
 def test_the_running_versions_of_a_card_are_told(tmp_path: Path) -> None:
@@ -106,6 +106,6 @@ def test_no_answer_makes_the_reader_fail(answers: list[bytes]) -> None:
     kernel = Kernel(IS_DEVLINK, *answers)
     with (
         patch.object(netlink, "is_of_host", lambda _: True),
-        patch("backends.linux.network.netlink.socket.socket", kernel),
+        patch("backends.linux.netlink.socket.socket", kernel),
     ):
-        devlink.running(Host(), ADDRESS)
+        netlink.devlink_versions(Host(), ADDRESS)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.base import Host
-from backends.linux.network import routes
+from backends.linux import netdevs
 from tests.discovery import one_child
 
 
@@ -44,10 +44,10 @@ class TestTheKernel:
 
 @given(st.binary(max_size=200))
 def test_no_message_makes_the_reader_fail(message: bytes) -> None:
-    list(routes._interfaces(memoryview(message)))
+    list(netdevs._interfaces(memoryview(message)))
 
 
 @pytest.mark.needs("/sys")
 def test_the_machines_own_routes_are_read() -> None:
-    found = routes.read(Host())
+    found = netdevs.routes(Host())
     assert found is None or found.default | found.every <= {path.name for path in Path("/sys/class/net").iterdir()}

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from backends.base import AllocationRefused, Device, Host, HostPath, Known, PathChange, Uevent
-from backends.linux.pci import functions as pci
-from backends.linux.pci import reset
+from backends.linux import pci
 from tests.backends.kernel_calls import kernel_calls
 from tests.backends.pci_trees import function
 from tests.backends.trees import plant, planted_host
@@ -117,7 +116,7 @@ def resettable(tmp_path: Path, methods: str | None) -> Host:
 @pytest.mark.parametrize("methods", ["flr", "flr bus", None])
 def test_a_function_is_reset_and_its_methods_stay_as_they_were(tmp_path: Path, methods: str | None) -> None:
     host = resettable(tmp_path, methods)
-    reset.reset(host, GPU)
+    pci.reset(host, GPU)
     assert host.local(pci.FUNCTIONS / GPU / "reset").read_text() == "1"
     if methods is not None:
         assert host.local(pci.FUNCTIONS / GPU / "reset_method").read_text().strip() == methods
@@ -127,7 +126,7 @@ def test_a_function_is_reset_and_its_methods_stay_as_they_were(tmp_path: Path, m
 def test_a_function_is_never_reset_with_its_neighbours(tmp_path: Path, methods: str, said: str) -> None:
     host = resettable(tmp_path, methods)
     with pytest.raises(AllocationRefused, match=said):
-        reset.reset(host, GPU)
+        pci.reset(host, GPU)
     assert host.local(pci.FUNCTIONS / GPU / "reset").read_text().strip() == "0"
 
 
@@ -135,7 +134,7 @@ def test_a_function_is_never_reset_while_it_has_virtual_ones(tmp_path: Path) -> 
     files = {"reset_method": "flr", "reset": ""}
     host = planted_host(tmp_path, function(GPU, virtual=["0000:3b:00.4"], files=files))
     with pytest.raises(AllocationRefused, match="has 1 virtual functions, which would go"):
-        reset.reset(host, GPU)
+        pci.reset(host, GPU)
     assert host.local(pci.FUNCTIONS / GPU / "reset").read_text() == "\n"
 
 
@@ -143,7 +142,7 @@ def test_a_reset_that_fails_is_a_sentence(tmp_path: Path) -> None:
     host = planted_host(tmp_path, function(GPU, files={"reset_method": "flr"}))
     host.local(pci.FUNCTIONS / GPU / "reset").mkdir()
     with pytest.raises(AllocationRefused, match="could not be reset before its use: is a directory"):
-        reset.reset(host, GPU)
+        pci.reset(host, GPU)
 
 
 def test_a_hundred_functions_are_read_with_few_calls_each(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.base import Host, Measure, Signal, Trend, Verdict
-from backends.linux.pci import functions as pci
-from backends.linux.pci import health as pci_health
+from backends.linux import pci, pci_health
 from tests.backends.kernel_calls import kernel_calls
 from tests.backends.pci_trees import function
 from tests.backends.trees import planted_host

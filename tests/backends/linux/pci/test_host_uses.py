@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from backends.base import Host
-from backends.linux.network import routes as host_routes
-from backends.linux.pci import functions as pci
-from backends.linux.pci.host_uses import busy_disks, uses
+from backends.linux import netdevs, pci
+from backends.linux.host_uses import busy_disks, uses
 from tests.backends.pci_trees import function
 from tests.backends.trees import plant, planted_host
 
@@ -207,13 +206,13 @@ def test_a_vlan_that_is_a_port_of_a_bridge_without_any_address(tmp_path: Path) -
 
 
 def test_the_routes_are_read_once_for_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, times = host_routes.read, [0]
+    read, times = netdevs.routes, [0]
 
-    def counted(host: Host) -> host_routes.Routes | None:
+    def counted(host: Host) -> netdevs.Routes | None:
         times[0] += 1
         return read(host)
 
-    monkeypatch.setattr(host_routes, "read", counted)
+    monkeypatch.setattr(netdevs, "routes", counted)
     assert said(tmp_path, interface("eth0") + routes("eth9"), net=["eth0"]) == []
     assert times == [1]
 

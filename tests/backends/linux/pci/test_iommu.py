@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.linux.pci import iommu
+from backends.linux import iommu
 from tests.backends.pci_trees import function
 from tests.backends.trees import planted_host
 

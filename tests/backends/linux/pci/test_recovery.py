@@ -7,15 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.base import Clears, Record, Signal, Verdict
-from backends.linux.pci import functions as pci
-from backends.linux.pci import recovery as pci_recovery
+from backends.linux import pci, pci_health
 
 CARD = "0000:3b:00.0"
 PATH = f"/devices/pci0000:3a/0000:3a:00.0/{CARD}"
 
 
 def signals(path: str, **properties: str) -> list[Signal]:
-    return list(pci_recovery.signals(Record("uevent", "boot", 4711, 12.5, path, properties)))
+    return list(pci_health.recovery_signals(Record("uevent", "boot", 4711, 12.5, path, properties)))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Reads a PCI function from sysfs into one frozen value, and tells which functions an event is about.
+"""Reads a PCI function from sysfs into one frozen value, tells which functions an event is about, and resets one alone.
 
 What is missing is unknown, and None or empty here; what is garbage is reported in `problems`. Files are left out for which
 the kernel waits while a driver is being bound or makes virtual functions, which can take half a minute (`driver_override`,
@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 from msgspec import Struct
@@ -20,6 +21,7 @@ from backends.base import (
     HEX4,
     NUMBER,
     TEXT,
+    AllocationRefused,
     Attribute,
     Device,
     Hint,
@@ -29,7 +31,7 @@ from backends.base import (
     Uevent,
     one_of,
 )
-from backends.errors import not_short
+from backends.errors import not_short, reason_of
 from backends.interface.values import Known
 from backends.linux import sysfs
 
@@ -339,3 +341,61 @@ def _vgpu_type(host: Host, path: HostPath, entries: Iterable[str]) -> str:
 def _children(host: Host, path: HostPath, kind: str, entries: Iterable[str]) -> tuple[str, ...]:
     """The names of one kind of children, which the driver made."""
     return tuple(sysfs.names(host, path / kind)) if kind in entries else ()
+
+
+# --- resetting one alone (Function Level Reset) ---
+
+
+def reset_refusal(host: Host, function: Function) -> str:
+    """Why a function cannot be reset alone (Function Level Reset), one sentence; empty if it can.
+
+    From 5.15 on the kernel lists the methods in a file. If there is no method, that file and `reset` are missing.
+    """
+    if function.virtual:  # they would vanish (PCI Express Base Specification, 9.2.2.3)
+        return f"{function.address} has {len(function.virtual)} virtual functions, which would go with a reset"
+    if function.vgpu_type:
+        return f"{function.address} has the vGPU type {function.vgpu_type}, and its driver resets it"
+    methods = sysfs.attribute(host, function.path / "reset_method")
+    if methods is None and not host.local(function.path / "reset").exists():
+        methods = ""
+    if methods is None or "flr" in methods.split():
+        return ""
+    other = f"only by {methods}" if methods else "at all"
+    return f"{function.address} cannot be reset by itself (FLR), {other}"
+
+
+def reset(host: Host, address: str) -> None:
+    """Reset one function alone (Function Level Reset); may block for seconds.
+
+    Raises:
+        AllocationRefused: it cannot be reset so, or the reset failed.
+    """
+    path = FUNCTIONS / address
+    function = read(host, address)
+    if function is not None and (why := reset_refusal(host, function)):
+        raise AllocationRefused(
+            f"{address} is to be reset before each use, but {why}. "
+            'Ask this node\'s administrator to set pre_start = "check" for it.'
+        )
+    try:
+        with _only_method(host, path, sysfs.attribute(host, path / "reset_method")):
+            host.local(path / "reset").write_text("1")
+    except OSError as error:
+        reason = reason_of(error)
+        raise AllocationRefused(
+            f"{address} could not be reset before its use: {reason}. Create the pod again."
+        ) from error
+
+
+@contextmanager
+def _only_method(host: Host, path: HostPath, methods: str | None) -> Iterator[None]:
+    """Allow the kernel no method but FLR meanwhile: it would try others next, among them a reset of the whole bus."""
+    if methods in (None, "flr"):
+        yield
+        return
+    file = host.local(path / "reset_method")
+    file.write_text("flr")
+    try:
+        yield
+    finally:
+        file.write_text(str(methods))

@@ -1,8 +1,13 @@
-"""Checks the health of a PCI function by sysfs: bus, power, BARs, error counters, link, driver.
+"""Checks the health of a PCI function by sysfs (bus, power, BARs, error counters, link, driver) and by events about its recovery.
 
-`probe` of every PCI backend asks for this, for every function each half minute; a function takes a tenth of a millisecond.
-Missing, unreadable or garbage means unknown, and is no signal. Files that would wake a sleeping function are not read.
-Files: Documentation/ABI/testing/sysfs-bus-pci, sysfs-bus-pci-devices-aer_stats, sysfs-devices-power.
+`probe` of every PCI backend asks for `signals`, for every function each half minute; a function takes a tenth of a
+millisecond. Missing, unreadable or garbage means unknown, and is no signal. Files that would wake a sleeping function are not
+read. Files: Documentation/ABI/testing/sysfs-bus-pci, sysfs-bus-pci-devices-aer_stats, sysfs-devices-power.
+
+An event of a recovery names the function, but not the backend that has it. So every PCI backend gives the same signal
+(`recovery_signals`), and health keeps it once. Before Linux 6.18, and in stable kernels without its fixes, a failure is
+reported only for the port above, and the beginning not at all if the function's driver asks for a reset; only probes notice
+those. Sources: pci_uevent_ers in drivers/pci/pci-driver.c, drivers/pci/pcie/err.c.
 """
 
 from __future__ import annotations
@@ -14,9 +19,9 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Final
 
-from backends.base import Host, Measure, Signal, Trend, Verdict
-from backends.linux import small_files
-from backends.linux.small_files import text
+from backends.base import Clears, Host, Measure, Record, Signal, Trend, Verdict
+from backends.linux import pci, sysfs
+from backends.linux.sysfs import text_in
 
 HEADER_BYTES: Final = 64
 """The part of the configuration space that every user may read."""
@@ -37,20 +42,20 @@ _SPEED: Final = re.compile(rb"([0-9]{1,3}(?:\.[0-9])?) GT/s")
 
 def signals(host: Host, address: str, *, has_link: bool = True) -> Iterator[Signal]:
     """What is wrong with the function; nothing if it is gone. The link of a virtual one is its physical one's."""
-    with suppress(OSError), small_files.opened(f"{host.sys}/bus/pci/devices/{address}") as directory:
+    with suppress(OSError), sysfs.opened_directory(f"{host.sys}/bus/pci/devices/{address}") as directory:
         yield from _signals(directory, f"pci:{address}", address, has_link=has_link)
 
 
 def _signals(directory: int, hardware: str, address: str, *, has_link: bool) -> Iterator[Signal]:
     yield from _errors(directory, hardware, address)
-    if text(directory, "power_state") == b"error":
+    if text_in(directory, "power_state") == b"error":
         yield Signal(hardware, "power-error", Verdict.NOW, f"{address} cannot be powered: its power_state is error")
-    if text(directory, "broken_parity_status") == b"1":
+    if text_in(directory, "broken_parity_status") == b"1":
         yield Signal(hardware, "broken-parity", Verdict.DEGRADED, f"{address} is marked as giving parity errors")
-    if (bar := _bar_without_address(text(directory, "resource"))) is not None:
+    if (bar := _bar_without_address(text_in(directory, "resource"))) is not None:
         why = f"BAR {bar} of {address} has no address: the firmware or the kernel found no room for it"
         yield Signal(hardware, "bar-unassigned", Verdict.NOW, why)
-    if text(directory, "power/runtime_status") not in _AWAKE:
+    if text_in(directory, "power/runtime_status") not in _AWAKE:
         return
     if _is_off_bus(directory):
         why = f"{address} has fallen off the bus: its configuration space reads 0xff throughout"
@@ -82,7 +87,7 @@ def driver_signals(host: Host, address: str, expected: Collection[str]) -> Itera
 def _errors(directory: int, hardware: str, address: str) -> Iterator[Signal]:
     """The uncorrectable errors that were counted since boot (Advanced Error Reporting)."""
     for kind, verdict, what in (("fatal", Verdict.NOW, "fatal"), ("nonfatal", Verdict.DEGRADED, "non-fatal")):
-        if (count := _total(text(directory, f"aer_dev_{kind}"))) is not None:
+        if (count := _total(text_in(directory, f"aer_dev_{kind}"))) is not None:
             yield Signal(
                 hardware,
                 f"aer-{kind}",
@@ -95,14 +100,14 @@ def _errors(directory: int, hardware: str, address: str) -> Iterator[Signal]:
 
 def _link(directory: int, hardware: str, address: str) -> Iterator[Signal]:
     """Signals if the link is narrower or slower than both ends allow. The upstream end is the directory above."""
-    width = _lanes(text(directory, "current_link_width"))
-    ends = (_lanes(text(directory, f"{where}max_link_width")) for where in ("", "../"))
+    width = _lanes(text_in(directory, "current_link_width"))
+    ends = (_lanes(text_in(directory, f"{where}max_link_width")) for where in ("", "../"))
     most = min((lanes for lanes in ends if lanes is not None), default=None)
     if width is not None and most is not None and width < most:
         why = f"the link of {address} has {width} lanes, and could have {most}"
         yield Signal(hardware, "link-width", Verdict.DEGRADED, why)
-    speed = _transfers(text(directory, "current_link_speed"))
-    rates = (_transfers(text(directory, f"{where}max_link_speed")) for where in ("", "../"))
+    speed = _transfers(text_in(directory, "current_link_speed"))
+    rates = (_transfers(text_in(directory, f"{where}max_link_speed")) for where in ("", "../"))
     fastest = min((rate for rate in rates if rate is not None), default=None)
     if speed is not None and fastest is not None and speed < fastest:
         why = f"the link of {address} is slower than it could be, as it is when little is to be done"
@@ -145,7 +150,7 @@ def _is_off_bus(directory: int) -> bool:
     The class is read first: every four bytes are a trip to the hardware, 1 µs long, and 17 µs in a virtual machine.
     """
     try:
-        config = small_files.open_file(directory, "config")
+        config = sysfs.open_in(directory, "config")
     except OSError:
         return False
     try:
@@ -155,3 +160,32 @@ def _is_off_bus(directory: int) -> bool:
         return False
     finally:
         os.close(config)
+
+
+# --- events about a recovery ---
+
+
+FACT: Final = "ERROR_EVENT"
+"""The property that makes an event of the subsystem `pci` a record of this (`Watches.facts`)."""
+
+LATCHED: Final = frozenset({Clears.REBIND, Clears.OUR_RESET, Clears.RECOVERED, Clears.BOOT, Clears.OPERATOR})
+"""What ends a latched signal about a PCI function: each resets the function, or an administrator says that it is well."""
+
+_FAILURES: Final = {
+    "BEGIN_RECOVERY": ("pci-recovery", "has had a PCI Express error and is being recovered"),
+    "FAILED_RECOVERY": ("pci-recovery-failed", "could not be recovered from a PCI Express error"),
+}
+
+
+def recovery_signals(record: Record) -> Iterator[Signal]:
+    """What an event says of a function's recovery; nothing if it is about something else."""
+    step, address = record.properties.get(FACT), pci.address_in(record.text)
+    if step is None or address is None:
+        return
+    hardware = f"pci:{address}"
+    if step == "SUCCESSFUL_RECOVERY":
+        why = f"{address} has been recovered"
+        yield Signal(hardware, "pci-recovered", Verdict.FINE, why, clears_on=frozenset({Clears.RECOVERED}))
+    elif step in _FAILURES:
+        reason, what = _FAILURES[step]
+        yield Signal(hardware, reason, Verdict.NOW, f"{address} {what}", clears_on=LATCHED)

@@ -17,8 +17,7 @@ from typing import Final
 from msgspec import Struct
 
 from backends.base import Host, HostPath, Problem
-from backends.linux import sysfs
-from backends.linux.pci import functions as pci
+from backends.linux import pci, sysfs
 
 INFINIBAND: Final = HostPath("/sys/class/infiniband")
 VERBS: Final = HostPath("/sys/class/infiniband_verbs")

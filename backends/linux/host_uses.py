@@ -20,10 +20,7 @@ from typing import Final, TypeVar
 
 from backends.base import Host, HostPath
 from backends.errors import not_short
-from backends.linux import sysfs
-from backends.linux.network import netdevs, netlink
-from backends.linux.network import routes as host_routes
-from backends.linux.pci import functions as pci
+from backends.linux import netdevs, netlink, pci, sysfs
 
 _BLOCK: Final = HostPath("/sys/class/block")
 _BTRFS: Final = HostPath("/sys/fs/btrfs")
@@ -231,7 +228,7 @@ def _networks(host: Host, function: pci.Function, *, named: bool) -> Iterator[st
         ):
             yield "is a network card whose interface cannot be seen: a pod may have it, or /sys is not the host's own"
         return
-    routes = host_routes.read(host)
+    routes = netdevs.routes(host)
     if (why := uplink(host, names, routes)) is not None:
         yield why
     elif not named:
@@ -241,9 +238,7 @@ def _networks(host: Host, function: pci.Function, *, named: bool) -> Iterator[st
                 yield f"has the network interface {name}, of which {made[0]} is made"
 
 
-def uplink(
-    host: Host, names: Sequence[str], routes: host_routes.Routes | None = None, *, sure: bool = False
-) -> str | None:
+def uplink(host: Host, names: Sequence[str], routes: netdevs.Routes | None = None, *, sure: bool = False) -> str | None:
     """Why the host would lose its network with these interfaces.
 
     They are, or something made of them is, a part of a bridge, a bond or the like, or a default route leads through it.
@@ -252,7 +247,7 @@ def uplink(
     """
     if not names:
         return None
-    routes = routes or host_routes.read(host)
+    routes = routes or netdevs.routes(host)
     over_ppp = routes is not None and any(name.startswith("ppp") for name in routes.default)
     sessions = _pppoe(host) if over_ppp else set()
     for name, member in _chains(host, names):
@@ -279,9 +274,9 @@ def membership(host: Host, names: Sequence[str]) -> str | None:
     return None
 
 
-def addresses(host: Host, names: Sequence[str], routes: host_routes.Routes | None = None) -> Iterator[str]:
+def addresses(host: Host, names: Sequence[str], routes: netdevs.Routes | None = None) -> Iterator[str]:
     """Which of these interfaces the host itself talks through, in the same words; none if the routes cannot be read."""
-    routes = routes or (host_routes.read(host) if names else None)
+    routes = routes or (netdevs.routes(host) if names else None)
     for name, member in _chains(host, names):
         if routes is not None and member in routes.every:
             made = f" and {member}, made of it" if member != name else ""

@@ -16,9 +16,8 @@ from msgspec import Struct
 
 from backends.base import Host, HostPath, NotReady
 from backends.errors import reason_of
-from backends.linux import sysfs
+from backends.linux import pci, sysfs
 from backends.linux.kernel import GONE, Kernel
-from backends.linux.pci import functions as pci
 
 GROUPS: Final = HostPath("/sys/kernel/iommu_groups")
 NODES: Final = HostPath("/dev/vfio")
