@@ -12,10 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic
 
 from backends.errors import reason_of
-from backends.interface.attributes import HEX4, NUMBER, NUMBERS, TEXT, Attribute, assumed, one_of
-from backends.interface.durations import Seconds
 from backends.interface.host import Host, HostPath
-from backends.interface.selectors import Selector
 from backends.interface.values import (
     ALL,
     ANY_SUBSYSTEM,
@@ -52,6 +49,7 @@ from backends.interface.values import (
     Verdict,
     Watches,
 )
+from backends.interface.written import HEX4, NUMBER, NUMBERS, TEXT, Attribute, Seconds, Selector, assumed, one_of
 
 __all__ = [
     "ALL",

@@ -31,7 +31,7 @@ from backends.base import (
     Selector,
     Serve,
 )
-from backends.interface.attributes import mistake
+from backends.interface.written import mistake
 from backends.registry import BrokenBackendError, UnknownBackendError
 
 RESOURCE_KEYS: Final = (

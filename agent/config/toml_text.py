@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from backends.printable import printable
+from backends.errors import printable
 
 Value = str | int | float | bool | Sequence["Value"] | Mapping[str, "Value"]
 """What our TOML can say."""

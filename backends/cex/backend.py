@@ -26,8 +26,8 @@ from backends.base import (
 from backends.cex import ap_bus, devices, health, shadow_sysfs, zcrypt_nodes
 from backends.cex.options import CexOptions, CexResource, complaints
 from backends.cex.zcrypt_nodes import Nodes
+from backends.errors import each
 from backends.linux.kernel import Kernel
-from backends.try_each import each
 
 _ID: Final = re.compile("apqn-[0-9]{1,3}-[0-9]{1,3}-[0-9]{1,3}")
 _PLACE: Final = f"{ap_bus.DEVICES}/".removeprefix("/sys")

@@ -199,4 +199,4 @@ class CharDev(Backend[CharDevOptions]):
         if not any(group.options.usb for group in self._groups[resource.configured]):
             return edits
         sticks = [grant for grant in grants if self._group(resource, grant.device).options.usb]
-        return replace(edits, env=usb_env(resource.name, sticks))
+        return replace(edits, env=usb_env(resource, sticks))

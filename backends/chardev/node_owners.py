@@ -14,9 +14,8 @@ from typing import Final
 import msgspec
 
 from backends.base import AllocationRefused, Host, HostPath
-from backends.errors import reason_of
-from backends.linux.undo_journal import Notes
-from backends.try_each import each
+from backends.errors import each, reason_of
+from backends.linux.kernel import Notes
 
 NOTES: Final = HostPath("/run/fairlead/owners")
 

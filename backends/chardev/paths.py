@@ -11,9 +11,9 @@ from typing import Final, Generic, TypeVar
 
 from backends.base import NUMBER, TEXT, Attribute, Host, HostPath, Node, Signal, Verdict, one_of
 from backends.chardev.options import PathOption
+from backends.errors import printable
 from backends.linux.globs import Glob, is_glob
 from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node
-from backends.printable import printable
 
 MOST_MATCHES: Final = 16_384
 """Entries that the globs of all single nodes, or each glob of a bundle, may match; the first by name count."""

@@ -15,8 +15,7 @@ from backends.base import TEXT, Attribute, Device, Host, Node, one_of
 from backends.infiniband import port_state
 from backends.infiniband.options import UNSEEN_WHEN_AWAY, InfiniBandResource
 from backends.infiniband.port_state import PortState, State
-from backends.interface.attributes import assumed
-from backends.interface.selectors import mismatch
+from backends.interface.written import assumed, mismatch
 from backends.linux import netdevs, pci, rdma, sysfs
 from backends.linux.host_uses import manages_nvswitches
 from backends.linux.pci import Function

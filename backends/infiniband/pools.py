@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from backends.base import ContainerEdits, Device, Grant
 from backends.infiniband.options import FROM_FIRMWARE, InfiniBandResource
-from backends.interface.attributes import assumed
+from backends.interface.written import assumed
 
 PREFIX: Final = "pool:"
 

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
-from backends import kubevirt
 from backends.base import (
     AllocationRefused,
     Backend,
@@ -26,12 +25,12 @@ from backends.base import (
     Uevent,
     Watches,
 )
+from backends.errors import each
 from backends.linux import iommu, pci, pci_health
 from backends.linux.kernel import Kernel
 from backends.mdev import devices, parents
 from backends.mdev.creation import Maker
 from backends.mdev.options import MdevOptions, MdevResource, complaints
-from backends.try_each import each
 
 
 class Mdev(Backend[MdevOptions]):
@@ -106,7 +105,7 @@ class Mdev(Backend[MdevOptions]):
                     f"{grant.id} of {resource.name} has no node at the moment. Create the pod again."
                 )
         uuids = ",".join(grant.device.key for grant in grants)
-        return replace(ContainerEdits.of(grants), env={kubevirt.variable("MDEV_PCI_RESOURCE", resource.name): uuids})
+        return replace(ContainerEdits.of(grants), env={resource.variable("MDEV_PCI_RESOURCE"): uuids})
 
     def needs_claim(self, resource: MdevResource) -> bool:
         """Only for resources with `create`."""

@@ -30,7 +30,7 @@ from backends.base import (
     Verdict,
     Watches,
 )
-from backends.interface.attributes import assumed
+from backends.interface.written import assumed
 from backends.linux import device_info, netdevs, pci, pci_health
 from backends.solarflare import onload
 from backends.solarflare.options import SolarflareOptions, SolarflareResource, complaints

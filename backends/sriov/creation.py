@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from backends.base import Device, Host, NotReady, Signal, Verdict
 from backends.errors import reason_of
-from backends.interface.attributes import assumed
+from backends.interface.written import assumed
 from backends.linux import iommu, netdevs, pci, sysfs
 from backends.linux.kernel import Kernel
 from backends.sriov.options import SriovResource

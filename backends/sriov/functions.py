@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.base import NUMBER, NUMBERS, TEXT, Attribute, Device, Host, HostPath, Node, Problem, one_of
-from backends.interface.attributes import assumed
+from backends.interface.written import assumed
 from backends.linux import host_uses, netdevs, netlink, pci, rdma, sysfs
 from backends.sriov import nodes
 from backends.sriov.nodes import VdpaDevice

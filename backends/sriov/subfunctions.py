@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from backends.base import Device, Host, HostPath
-from backends.interface.attributes import assumed
+from backends.interface.written import assumed
 from backends.linux import host_uses, netdevs, pci, rdma, sysfs
 from backends.sriov.functions import Attributes, Seen, link, of_interfaces
 from backends.sriov.options import UNSEEN_WHEN_AWAY, SriovResource

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from backends import kubevirt
 from backends.base import Device, Grant
 from backends.linux import iommu, rdma
 from backends.sriov import nodes
@@ -22,7 +21,7 @@ _ESCAPES: Final = {ord(it): f"\\u{ord(it):04x}" for it in "<>&\u2028\u2029"}  # 
 
 def of_container(resource: SriovResource, grants: Sequence[Grant]) -> dict[str, str]:
     """The two variables, with the devices in the order of their IDs."""
-    name = kubevirt.variable("PCIDEVICE", resource.name)  # sriov-network-device-plugin makes the name in the same way
+    name = resource.variable("PCIDEVICE")
     devices = list(dict.fromkeys(grant.device.key for grant in grants))
     info = {grant.device.key: dict(_info(grant.device, resource.spec.options)) for grant in grants}
     text = json.dumps(info, separators=(",", ":"), sort_keys=True, ensure_ascii=False)

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
-from backends import kubevirt
 from backends.base import (
     ALL,
     TEXT,
@@ -30,10 +29,10 @@ from backends.base import (
     Uevent,
     Watches,
 )
+from backends.errors import each
 from backends.linux import iommu, pci, pci_health
 from backends.linux.iommu import Group
 from backends.linux.kernel import Kernel
-from backends.try_each import each
 from backends.vfio import devices, health, vgpu
 from backends.vfio.binding import Binder
 from backends.vfio.binding_plan import plan
@@ -142,7 +141,7 @@ class Vfio(Backend[VfioOptions]):
                     f"{grant.id} of {resource.name} is on no vfio driver at the moment. Create the pod again."
                 )
         addresses = ",".join(dict.fromkeys(grant.device.key for grant in grants))
-        return replace(ContainerEdits.of(grants), env={kubevirt.variable("PCI_RESOURCE", resource.name): addresses})
+        return replace(ContainerEdits.of(grants), env={resource.variable("PCI_RESOURCE"): addresses})
 
     def claim(self, resource: VfioResource, grants: Sequence[Grant]) -> None:
         """Bind what is to be bound, and check that each group can be opened."""

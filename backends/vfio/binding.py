@@ -16,9 +16,8 @@ from backends.base import Host, HostPath, Node, NotReady
 from backends.errors import reason_of
 from backends.linux import iommu, pci, udev
 from backends.linux.host_uses import busy_disks
-from backends.linux.kernel import Kernel, explained
+from backends.linux.kernel import Kernel, Notes, explained
 from backends.linux.nodes import NoNodeError, device_node, is_device_node
-from backends.linux.undo_journal import Notes
 from backends.vfio.binding_plan import need_of
 from backends.vfio.options import MODULE, VfioResource
 

@@ -12,8 +12,7 @@ from typing import Final
 from backends.base import Host, HostPath, NotReady
 from backends.errors import reason_of
 from backends.linux import iommu, pci, sysfs
-from backends.linux.kernel import Kernel, explained
-from backends.linux.undo_journal import Notes
+from backends.linux.kernel import Kernel, Notes, explained
 from backends.vfio.vgpu import OWN, TYPE
 
 NOTES: Final = HostPath("/run/fairlead/vgpu")

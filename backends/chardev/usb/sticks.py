@@ -8,12 +8,11 @@ from typing import Final
 
 from msgspec import Struct
 
-from backends import kubevirt
 from backends.base import ANY_SUBSYSTEM, HEX4, NUMBER, TEXT, Attribute, Device, Grant, Hint, Host, Problem, Uevent
 from backends.chardev import named_nodes
 from backends.chardev.finder import Group
 from backends.chardev.named_nodes import Member
-from backends.chardev.options import GroupOptions, listed
+from backends.chardev.options import CharDevResource, GroupOptions, listed
 from backends.chardev.paths import node_attributes
 from backends.chardev.selectors import UsbOption, usb_id
 from backends.errors import reason_of
@@ -158,14 +157,14 @@ def _aliases(sticks: Sequence[UsbDevice], selectors: Selectors) -> frozenset[str
     return frozenset(" + ".join(told) for told in itertools.islice(itertools.product(*modes), 1, _MOST_ALIASES))
 
 
-def usb_env(resource: str, grants: Iterable[Grant]) -> Mapping[str, str]:
+def usb_env(resource: CharDevResource, grants: Iterable[Grant]) -> Mapping[str, str]:
     """KubeVirt's `USB_RESOURCE_…`: where virt-launcher finds the sticks, as bus:device."""
     places = [
         f"{bus}:{number}"
         for grant in grants
         for bus, number in zip(*(grant.device.attributes.get(key, ()) for key in ("bus", "device")), strict=True)
     ]
-    return {kubevirt.variable("USB_RESOURCE", resource): ",".join(dict.fromkeys(places))} if places else {}
+    return {resource.variable("USB_RESOURCE"): ",".join(dict.fromkeys(places))} if places else {}
 
 
 def problem(unit: str, found: UsbDevice, group: Group, error: NotOfferedError) -> Problem | None:

@@ -17,7 +17,6 @@ from msgspec import Struct
 from backends.base import Device, Record, Signal, Verdict
 from backends.gpu.detection import NVIDIA
 from backends.gpu.options import GpuOptions, GpuResource
-from backends.linux import kernel_log
 from backends.linux.pci_health import LATCHED
 
 LINES: Final = frozenset({"NVRM: Xid", "NVRM: GPU ", "NVRM: The NVIDIA GPU "})
@@ -162,7 +161,7 @@ def heard(record: Record) -> Xid | None:
     """The XID that a line of the kernel's log tells, or that it says in other words; None if it tells none."""
     if (about := _about(record)) is not None:
         return Xid(about[0], _OFF_BUS, record.time) if _FALLEN.match(about[1]) else None
-    found = _XID.match(kernel_log.message(record))
+    found = _XID.match(record.message)
     if found is None or not _agrees(record, address := _address(found)):
         return None
     number, words = int(found[5]), found[6]
@@ -184,7 +183,7 @@ def from_nvml(record: Record) -> Xid:
 
 def _about(record: Record) -> tuple[str, str] | None:
     """The address and the words of a line that is no XID, if it names a GPU first."""
-    found = _ABOUT.match(kernel_log.message(record))
+    found = _ABOUT.match(record.message)
     if found is None or not _agrees(record, address := _address(found)):
         return None
     return address, _LINE_BREAK.sub(" ", found[4]).strip()
@@ -196,7 +195,7 @@ def _address(found: re.Match[str]) -> str:
 
 def _agrees(record: Record, address: str) -> bool:
     """Do the tags of the record name no other device than the line, which mostly names no function?"""
-    told = kernel_log.device_of(record) if record.properties.get("SUBSYSTEM") == "pci" else ""
+    told = record.device if record.properties.get("SUBSYSTEM") == "pci" else ""
     return not told or told.rpartition(".")[0] == address.rpartition(".")[0]
 
 

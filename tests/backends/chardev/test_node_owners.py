@@ -116,7 +116,7 @@ def test_a_crash_at_any_step_is_undone_by_the_release(tmp_path: Path, monkeypatc
         return acting
 
     with monkeypatch.context() as patched:
-        patched.setattr("backends.linux.undo_journal.files.replace", crashing(files.replace))
+        patched.setattr("backends.linux.kernel.files.replace", crashing(files.replace))
         patched.setattr("backends.chardev.node_owners.os.chown", crashing(os.chown))
         with suppress(Crash):
             node.claim()

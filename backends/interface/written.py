@@ -1,15 +1,46 @@
-"""Says which attributes a kind of hardware has, and how their values are written, so that a selector can be checked."""
+"""What people write of hardware in the configuration: selectors, by attributes; durations. How it is read, checked and compared.
+
+Import it from `backends.base`.
+"""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from backends.interface.values import Resource
+if TYPE_CHECKING:
+    from backends.interface.values import Resource
+
+# --- selectors ---
+
+
+Selector = Mapping[str, tuple[str, ...]]
+"""Attribute → the values any of which must be among the device's."""
+
+_MOST_NAMED: Final = 8
+"""Values of a selector that a sentence names; a range may have hundreds."""
+
+
+@functools.lru_cache(maxsize=1024)  # a selector's are asked for with every device, and a range may have hundreds
+def _folded(wanted: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(value.lower() for value in wanted)
+
+
+def mismatch(selector: Selector, attributes: Mapping[str, tuple[str, ...]]) -> str | None:
+    """Why the selector does not match, or None if it does."""
+    for name, wanted in selector.items():
+        found = attributes.get(name, ())
+        if _folded(wanted).isdisjoint(value.lower() for value in found):
+            meant = " or ".join(wanted) if len(wanted) <= _MOST_NAMED else f"any of the {len(wanted)} that are selected"
+            return f"{name} is {' or '.join(found) or 'unknown'}, not {meant}"
+    return None
+
+
+# --- attributes ---
 
 
 class Attribute(Struct, frozen=True):
@@ -74,3 +105,43 @@ def _is_value(text: str, pattern: str) -> bool:
 @functools.cache
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.IGNORECASE)
+
+
+# --- durations ---
+
+
+_DURATION: Final = re.compile(
+    r"(?:(?P<h>\d{1,9})h)?(?:(?P<m>\d{1,9})m)?(?:(?P<s>\d{1,9}(?:\.\d{1,9})?)s)?(?:(?P<ms>\d{1,9})ms)?",
+    re.ASCII,
+)
+_UNIT_SECONDS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+
+
+class Seconds(float):
+    """A duration; written as a text such as "5s", "2m", "1h30m" or "250ms"."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Seconds:
+        """Read a duration.
+
+        Raises:
+            ValueError: it is none, or is zero.
+        """
+        found = _DURATION.fullmatch(text)
+        if not text or found is None:
+            raise ValueError(f"{text!r} is no duration; write it as in '5s', '2m' or '1h30m'")
+        total = sum(float(number) * _UNIT_SECONDS[unit] for unit, number in found.groupdict().items() if number)
+        if not total:
+            raise ValueError(f"{text!r} is no time at all; the duration must be longer than zero")
+        return cls(total)
+
+    def written(self) -> str:
+        """The text that is read as this duration: "1h30m"."""
+        left, parts = round(self * 1000), []
+        for unit, size in (("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
+            number, left = divmod(left, size)
+            if number:
+                parts.append(f"{number}{unit}")
+        return "".join(parts)
