@@ -15,11 +15,11 @@ _SHORT: Final = 120
 _APART: Final = {
     **dict.fromkeys(
         (
-            "backends/cex/health.py",
+            "backends/cex/queues.py",
             "backends/infiniband/health.py",
             "backends/sriov/health.py",
             "backends/vfio/health.py",
-            "backends/mdev/devices.py",
+            "backends/mdev.py",
             "backends/sriov/devices.py",
         ),
         "every backend's folder has these files: who reads a second one knows where to look",
@@ -33,7 +33,7 @@ _APART: Final = {
             "backends/gpu/nvidia/mps.py",
             "backends/gpu/wedged.py",
             "backends/infiniband/events.py",
-            "backends/solarflare/onload.py",
+            "backends/solarflare.py",
             "backends/sriov/variables.py",
             "backends/vfio/vgpu_types.py",
         ),
