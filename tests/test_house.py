@@ -16,7 +16,7 @@ _APART: Final = {
     **dict.fromkeys(
         (
             "backends/cex/queues.py",
-            "backends/infiniband/health.py",
+            "backends/infiniband/backend.py",
             "backends/sriov/health.py",
             "backends/vfio/health.py",
             "backends/mdev.py",
@@ -32,7 +32,7 @@ _APART: Final = {
             "backends/gpu/nvidia/mig.py",
             "backends/gpu/nvidia/mps.py",
             "backends/gpu/wedged.py",
-            "backends/infiniband/events.py",
+            "backends/infiniband/backend.py",
             "backends/solarflare.py",
             "backends/sriov/variables.py",
             "backends/vfio/vgpu_types.py",

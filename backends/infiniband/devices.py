@@ -1,7 +1,11 @@
-"""Makes a device of the RDMA adapter at a place: its names, nodes and attributes, or why it cannot be offered.
+"""Makes a device of the RDMA adapter at a place, or says why it cannot be offered; and one of all adapters of a resource.
 
 A physical function owns two pieces of hardware: `pci:` itself, and `rdma:` the adapter with its ports. Virtual functions
 and subfunctions depend on the first alone: their traffic goes on when the physical function's own port is down.
+
+A pool, one device with many tokens as of k8s-rdma-shared-dev-plugin, is a unit of its own, made of names and nodes without a
+question to any firmware. The units of the adapters tell their health, so that an adapter that hangs delays no other. Adapters
+join the resource without an ID.
 """
 
 from __future__ import annotations
@@ -11,10 +15,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from backends.base import TEXT, Attribute, Device, Host, Node, one_of
-from backends.infiniband import port_state
-from backends.infiniband.options import UNSEEN_WHEN_AWAY, InfiniBandResource
-from backends.infiniband.port_state import PortState, State
+from backends.base import TEXT, Attribute, ContainerEdits, Device, Grant, Host, Node, one_of
+from backends.infiniband.options import FROM_FIRMWARE, UNSEEN_WHEN_AWAY, InfiniBandResource
+from backends.infiniband.ports import PortState, State
 from backends.interface.written import assumed, mismatch
 from backends.linux import netdevs, pci, rdma, sysfs
 from backends.linux.host_uses import manages_nvswitches
@@ -53,11 +56,6 @@ _MANAGEMENT: Final = (
 )
 
 _Attributes = dict[str, tuple[str, ...]]
-
-
-def port_states(host: Host, hcas: Iterable[Hca]) -> list[PortState]:
-    """The states of all ports, which the firmware is asked for."""
-    return [port_state.read(host, port) for hca in hcas for port in hca.ports]
 
 
 def function_of(host: Host, adapter: Adapter) -> Function | None:
@@ -212,3 +210,61 @@ def _of_function(adapter: Adapter, function: Function | None) -> Iterator[tuple[
     yield "function", ("subfunction",)
     yield "physical", (function.address,)
     yield "sfnum", (adapter.subfunction,)
+
+
+# --- pools ---
+
+
+POOL: Final = "pool:"
+
+
+def pool_unit(resource: InfiniBandResource) -> str:
+    """The name of the resource's pool as a unit."""
+    return f"{POOL}{resource.name}"
+
+
+def kept_from(resource: InfiniBandResource, device: Device, resources: Iterable[InfiniBandResource]) -> str | None:
+    """The earlier resource that has the adapter, or may have it by what only its firmware knows; None: the pool has it.
+
+    Pools with `overlap` do not keep adapters from each other.
+    """
+    overlaps = resource.spec.options.overlap
+    for other in resources:
+        if other is resource:
+            break
+        may_be = assumed(device.attributes, FROM_FIRMWARE, (other,))
+        if not (overlaps and other.spec.options.overlap) and other.refuses(replace(device, attributes=may_be)) is None:
+            return other.name
+    return None
+
+
+def pool(resource: InfiniBandResource, members: Sequence[Device]) -> Device:
+    """The one device behind all tokens of the resource."""
+    options = resource.spec.options
+    adapters = frozenset[str]().union(*(member.hardware for member in members))
+    hardware = frozenset({pool_unit(resource)}) if options.overlap else adapters
+    numa_nodes = {member.numa_node for member in members}
+    return Device(
+        key="pool",
+        unit=pool_unit(resource),
+        resource=resource.name,
+        hardware=hardware,
+        parts=tuple(member.hardware for member in members),
+        depends=adapters.union(*(member.depends for member in members)) - hardware,
+        nodes=ContainerEdits.of(Grant(member.key, member) for member in members).nodes,
+        numa_node=numa_nodes.pop() if options.topology and len(numa_nodes) == 1 else None,
+        attributes=_pool_attributes(resource, members),
+    )
+
+
+def _pool_attributes(resource: InfiniBandResource, members: Sequence[Device]) -> Mapping[str, tuple[str, ...]]:
+    """All values of the members; of what the resource selects by, the first member's alone: no mixture might match."""
+    names = dict.fromkeys(name for member in members for name in member.attributes)
+    everything = {name: tuple(v for m in members for v in m.attributes.get(name, ())) for name in names}
+    chosen_by = {name for table in (*resource.spec.select, *resource.spec.exclude) for name in table}
+    first = members[0].attributes
+    return {"pool": everything["hca"]} | {
+        name: first.get(name, ()) if name in chosen_by else tuple(dict.fromkeys(values))
+        for name, values in everything.items()
+        if name not in ("dev", "port")
+    }
