@@ -16,11 +16,7 @@ _APART: Final = {
     **dict.fromkeys(
         (
             "backends/cex/queues.py",
-            "backends/infiniband/backend.py",
-            "backends/sriov/health.py",
-            "backends/vfio/health.py",
             "backends/mdev.py",
-            "backends/sriov/devices.py",
         ),
         "every backend's folder has these files: who reads a second one knows where to look",
     ),
@@ -32,10 +28,7 @@ _APART: Final = {
             "backends/gpu/nvidia/mig.py",
             "backends/gpu/nvidia/mps.py",
             "backends/gpu/wedged.py",
-            "backends/infiniband/backend.py",
             "backends/solarflare.py",
-            "backends/sriov/variables.py",
-            "backends/vfio/vgpu_types.py",
         ),
         "a foreign format or program, with its source: it changes when that does",
     ),

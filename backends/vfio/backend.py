@@ -33,11 +33,10 @@ from backends.errors import each
 from backends.linux import iommu, pci, pci_health
 from backends.linux.iommu import Group
 from backends.linux.kernel import Kernel
-from backends.vfio import devices, health, vgpu
-from backends.vfio.binding import Binder
-from backends.vfio.binding_plan import plan
+from backends.vfio import devices, vgpu
+from backends.vfio.binding import Binder, plan
 from backends.vfio.options import VfioOptions, VfioResource, complaints
-from backends.vfio.vgpu_types import VgpuTypes
+from backends.vfio.vgpu import VgpuTypes
 
 _MOVING = frozenset({"add", "remove", "bind", "unbind"})
 
@@ -75,7 +74,7 @@ class Vfio(Backend[VfioOptions]):
         wanted = found[2].spec.options.vgpu_type if found is not None else None
         yield from vgpu.signals(self.host, device, devices.depends(device.unit), wanted)
         if found is not None:
-            yield from health.signals(self.host, device, *found)
+            yield from devices.signals(self.host, device, *found)
 
     def signals(self, record: Record) -> Iterable[Signal]:
         """PCI error recoveries, of any function: it may be in any group, or the physical one of a virtual one."""
