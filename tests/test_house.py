@@ -23,11 +23,11 @@ _APART: Final = {
     **dict.fromkeys(
         (
             "backends/chardev/node_owners.py",
-            "backends/gpu/amd/kfd.py",
-            "backends/gpu/nvidia/gke.py",
-            "backends/gpu/nvidia/mig.py",
-            "backends/gpu/nvidia/mps.py",
-            "backends/gpu/wedged.py",
+            "backends/gpu/amd.py",
+            "backends/gpu/nvidia_edits.py",
+            "backends/gpu/nvidia.py",
+            "backends/gpu/nvidia_edits.py",
+            "backends/gpu/backend.py",
             "backends/solarflare.py",
         ),
         "a foreign format or program, with its source: it changes when that does",

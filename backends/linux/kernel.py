@@ -89,7 +89,10 @@ _MOST: Final = 8192  # bytes; a path has 4,096 at most (PATH_MAX)
 
 
 class Notes:
-    """The notes in one directory."""
+    """Notes of what to undo to hardware after a pod: one file for each piece, in a directory below /run.
+
+    A reboot ends the notes and what they are about.
+    """
 
     def __init__(self, host: Host, directory: HostPath) -> None:
         self._host, self._directory = host, directory

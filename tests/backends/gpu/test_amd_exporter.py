@@ -21,9 +21,8 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 
 from backends.base import Verdict
-from backends.gpu import Gpu
-from backends.gpu.amd import exporter as amd_exporter
-from backends.gpu.amd.exporter import SOCKET, states
+from backends.gpu import Gpu, amd_exporter
+from backends.gpu.amd_exporter import SOCKET, states
 from tests.backends.gpu.gpus import backend, devices, resource
 from tests.backends.machines import MI210, MI300X, mi210_server, mi300x_cpx
 

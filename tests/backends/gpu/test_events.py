@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from backends.base import Grant, HostPath, Known, LinkChange, PathChange, Uevent, Verdict, Watches
-from backends.gpu import Gpu
-from backends.gpu.nvidia import xid
+from backends.gpu import Gpu, xid
 from backends.linux import pci
 from tests.backends.gpu.gpus import backend, devices, look, resource
 from tests.backends.kernel_calls import kernel_calls

@@ -26,7 +26,8 @@ from msgspec import Struct, field
 
 from backends.base import Heard, Host, HostPath, Link
 from backends.errors import reason_of
-from backends.gpu.nvidia import nvml_process, procfs
+from backends.gpu import nvidia_procfs as procfs
+from backends.gpu import nvml_process
 
 INSTALL: Final = (
     "install the Python package nvidia-ml-py where Fairlead is, and let Fairlead see the driver's libnvidia-ml.so.1"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from h2.connection import H2Connection
     from h2.events import Event
 
+
 SOCKET: Final = HostPath("/var/lib/amd-metrics-exporter/amdgpu_device_metrics_exporter_grpc.socket")
 UNHEALTHY: Final = "unhealthy"
 

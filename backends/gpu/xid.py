@@ -15,8 +15,8 @@ from typing import Final
 from msgspec import Struct
 
 from backends.base import Device, Record, Signal, Verdict
-from backends.gpu.detection import NVIDIA
 from backends.gpu.options import GpuOptions, GpuResource
+from backends.gpu.vendor import NVIDIA
 from backends.linux.pci_health import LATCHED
 
 LINES: Final = frozenset({"NVRM: Xid", "NVRM: GPU ", "NVRM: The NVIDIA GPU "})

@@ -2,22 +2,27 @@
 
 A divided GPU is its own first partition; the others are platform devices, which kernels name `amdgpu_xcp_1` or
 `amdgpu_xcp.1`. /dev/kfd belongs to all GPUs.
+
+Its compute driver's topology (KFD) tells which node is which GPU, and how they are linked. Format:
+drivers/gpu/drm/amd/amdkfd/kfd_topology.c; one `name value` a line. A node is told by its DRM device: the PCI function for a GPU
+or its first partition, a platform device for each other one (amdgpu_xcp.c). `location_id` alone does not tell: kernels have put
+the partition's number into its lowest bits, into its highest four, and nowhere.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from backends.base import Device, Discovery, HostPath, Problem, Signal, Verdict
-from backends.gpu import detection, nodes
-from backends.gpu.amd import exporter as amd_exporter
-from backends.gpu.amd import kfd
+from backends.base import Device, Discovery, Host, HostPath, Link, Problem, Signal, Verdict
+from backends.gpu import amd_exporter, nodes
 from backends.gpu.nodes import Wanted
-from backends.gpu.vendor import Attributes, Vendor, described, driver_fault, gpu, part, withheld
+from backends.gpu.vendor import Attributes, Vendor, described, driver_fault, gpu, is_gpu, part, withheld
 from backends.linux import pci, sysfs
 
 DRIVER: Final = "amdgpu"
@@ -71,10 +76,10 @@ class Amd(Vendor):
 
     def together(self) -> Discovery:
         """The partitions beyond the first ones, and the XGMI links."""
-        known = kfd.gpus(self.host)
-        return Discovery(tuple(self._partitions(known)), tuple(kfd.links(known)), problems=tuple(self._lost(known)))
+        known = kfd_nodes(self.host)
+        return Discovery(tuple(self._partitions(known)), tuple(kfd_links(known)), problems=tuple(self._lost(known)))
 
-    def _partitions(self, known: Iterable[kfd.KfdNode]) -> Iterator[Device]:
+    def _partitions(self, known: Iterable[KfdNode]) -> Iterator[Device]:
         """The partitions that KFD assigns to a GPU. The driver makes more than it needs; the others are not in use."""
         whole: dict[str, pci.Function | None] = {}
         for node in known:
@@ -83,15 +88,15 @@ class Amd(Vendor):
             if node.address not in whole:
                 whole[node.address] = pci.read(self.host, node.address)
             function = whole[node.address]
-            if function is not None and detection.is_gpu(function.vendor, function.kind):
+            if function is not None and is_gpu(function.vendor, function.kind):
                 yield self._partition(node.device, function)
 
-    def _lost(self, known: Collection[kfd.KfdNode]) -> Iterator[Problem]:
+    def _lost(self, known: Collection[KfdNode]) -> Iterator[Problem]:
         """A problem for each divided GPU of which not all partitions are found.
 
         KFD has no node for a partition without a DRM device, but for the same partition of other GPUs of the model.
         """
-        by_gpu = defaultdict[str, list[kfd.KfdNode]](list)
+        by_gpu = defaultdict[str, list[KfdNode]](list)
         for node in known:
             by_gpu[node.address].append(node)
         modes = {it: (sysfs.attribute(self.host, pci.FUNCTIONS / it / _PARTITIONS[0]) or "").lower() for it in by_gpu}
@@ -136,3 +141,76 @@ class Amd(Vendor):
 
 def _printable(text: str | None) -> str | None:
     return text if text and text.isprintable() else None
+
+
+# --- KFD's topology ---
+
+
+TOPOLOGY: Final = HostPath("/sys/class/kfd/kfd/topology/nodes")
+DRM: Final = HostPath("/sys/class/drm")
+
+_XGMI: Final = 11  # CRAT_IOLINK_TYPE_XGMI in kfd_crat.h
+_LINE: Final = re.compile(r"^([a-z_]{1,40}) (\d{1,20})$", re.MULTILINE)
+
+
+class KfdNode(Struct, frozen=True):
+    """A GPU, or a partition of one, in the topology."""
+
+    number: int
+    address: str
+    """The address of the GPU."""
+    device: HostPath | None
+    """What has its DRM nodes: the GPU's PCI function, or a partition's platform device; None if it is not there."""
+    model: int
+    """The PCI device ID."""
+    links: Mapping[int, int]
+    """Node number → number of XGMI links to it."""
+
+
+def kfd_nodes(host: Host) -> list[KfdNode]:
+    """Every node that is a GPU or a partition, in order; what cannot be read is left out.
+
+    The nodes of a GPU follow each other, its first partition before the others (kgd2kfd_device_init in kfd_device.c).
+    """
+    numbers = sorted(int(name) for name in sysfs.names(host, TOPOLOGY) if re.fullmatch(r"[0-9]{1,6}", name))
+    found, whole = list[KfdNode](), dict[tuple[int, int], str]()
+    for number in numbers:
+        said = _kfd_properties(host, TOPOLOGY / str(number) / "properties")
+        minor = said.get("drm_render_minor", 0)
+        if not minor or "location_id" not in said:
+            continue  # a CPU
+        node = sysfs.device(host, DRM / f"renderD{minor}")
+        device = node.parent.parent if node else None
+        domain, slot = said.get("domain", 0), said["location_id"] >> 3 & 0x1FFF  # bus and device, without the function
+        if device is not None and pci.ADDRESS.fullmatch(device.name):
+            whole[domain, slot] = device.name
+        address = whole.get((domain, slot), f"{domain:04x}:{slot >> 5:02x}:{slot & 0x1F:02x}.0")
+        found.append(KfdNode(number, address, device, said.get("device_id", 0), dict(_links_of(host, number))))
+    return found
+
+
+def kfd_links(nodes: Collection[KfdNode]) -> Iterator[Link]:
+    """The pairs of GPUs that XGMI joins; partitions of two GPUs are joined as their GPUs are."""
+    address = {node.number: node.address for node in nodes}
+    pairs: dict[tuple[str, str], int] = {}
+    for node in nodes:
+        for other, count in node.links.items():
+            if other in address and node.address < address[other]:
+                pair = node.address, address[other]
+                pairs[pair] = max(count, pairs.get(pair, 0))
+    for (one, two), count in sorted(pairs.items()):
+        yield Link(f"pci:{one}", f"pci:{two}", count)
+
+
+def _links_of(host: Host, number: int) -> Iterator[tuple[int, int]]:
+    directory = TOPOLOGY / str(number) / "io_links"
+    for name in sysfs.names(host, directory):
+        said = _kfd_properties(host, directory / name / "properties")
+        if said.get("type") == _XGMI and "node_to" in said:
+            one, all_of_them = said.get("min_bandwidth", 0), said.get("max_bandwidth", 0)
+            yield said["node_to"], max(1, all_of_them // one if one else 1)  # the minimum is the bandwidth of one link
+
+
+def _kfd_properties(host: Host, path: HostPath) -> dict[str, int]:
+    text = sysfs.attribute(host, path) or ""
+    return {name: int(value) for name, value in _LINE.findall(text)}

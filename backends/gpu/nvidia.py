@@ -1,12 +1,14 @@
-"""Finds NVIDIA's GPUs and hands them out as NVIDIA's k8s-device-plugin, or GKE's for Container-Optimized OS, does.
+"""Finds NVIDIA's GPUs, and the MIG devices of those that are divided.
 
 The driver lists a GPU in /proc/driver/nvidia/gpus; user space (nvidia-modprobe) makes its nodes later. Neither sends an
-event. The control nodes (`/dev/nvidiactl`, …) belong to all GPUs.
+event. The control nodes (`/dev/nvidiactl`, …) belong to all GPUs. /proc tells which MIG devices there are and which nodes they
+have; only the management library knows their UUIDs (`nvml`). Machines whose GPU is not on PCI have one device, as with
+NVIDIA's plugin: Tegra, and WSL, to which Windows lends its GPUs (source: its `internal/rm/tegra_manager.go` and
+`wsl_devices.go`, and `pkg/nvlib/info` of go-nvlib).
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
@@ -20,25 +22,32 @@ from backends.base import (
     Grant,
     Host,
     HostPath,
-    Mount,
-    Node,
     Problem,
     Signal,
     Verdict,
 )
-from backends.gpu import nodes
+from backends.gpu import nodes, nvidia_edits, nvml
+from backends.gpu import nvidia_procfs as procfs
 from backends.gpu.nodes import Wanted
-from backends.gpu.nvidia import gke, mig, mps, nvml, procfs, tegra_and_wsl
-from backends.gpu.nvidia.procfs import Information
+from backends.gpu.nvidia_edits import IMEX_CHANNEL
+from backends.gpu.nvidia_procfs import Information, Instance
 from backends.gpu.options import GpuOptions, GpuResource
-from backends.gpu.vendor import LIBRARY_ATTRIBUTES, Attributes, Vendor, described, driver_fault, gpu, withheld
+from backends.gpu.vendor import (
+    LIBRARY_ATTRIBUTES,
+    NVIDIA,
+    Attributes,
+    Vendor,
+    described,
+    driven_as,
+    driver_fault,
+    gpu,
+    part,
+    withheld,
+)
 from backends.linux import pci, sysfs
 
 DRIVER: Final = "nvidia"
 DEV: Final = HostPath("/dev")
-
-IMEX_CHANNEL: Final = DEV / "nvidia-caps-imex-channels/channel0"
-"""The node by which GPUs of several machines share memory over NVLink ("IMEX channels" in NVIDIA's IMEX guide)."""
 
 _MAJOR: Final = 195  # NV_MAJOR_DEVICE_NUMBER in the driver's nv.h
 _CONTROLS: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
@@ -46,10 +55,6 @@ _CONTROLS: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modes
 _VERSION: Final = HostPath("/sys/module/nvidia/version")
 _OF_LIBRARY: Final = frozenset({"memory", *LIBRARY_ATTRIBUTES})
 
-_DEVICES_ENV: Final = "NVIDIA_VISIBLE_DEVICES"
-_CHANNELS_ENV: Final = "NVIDIA_IMEX_CHANNELS"
-_VOLUMES: Final = "/var/run/nvidia-container-devices"  # accept-nvidia-visible-devices-as-volume-mounts
-_FEATURES: Final = ("gdrcopy", "gds", "mofed")
 _Answer = TypeVar("_Answer")
 
 
@@ -101,9 +106,9 @@ class Nvidia(Vendor):
     def _parts(self, device: Device, minor: int, wanted: Sequence[Wanted], takers: Sequence[GpuOptions]) -> Discovery:
         """The GPU, or its MIG devices, as the resources that may take it want it."""
         if any(not options.mig_devices for options in takers):
-            return Discovery((mig.undivided(self.host, device, minor),))
-        divided = mig.divided_by_proc if any(options.style == "gke" for options in takers) else mig.divided
-        return divided(self.host, device, minor, wanted, self.roots) or Discovery((device,))
+            return Discovery((undivided(self.host, device, minor),))
+        by = divided_by_proc if any(options.style == "gke" for options in takers) else divided
+        return by(self.host, device, minor, wanted, self.roots) or Discovery((device,))
 
     def _obstacle(
         self,
@@ -128,7 +133,7 @@ class Nvidia(Vendor):
             return "the NVIDIA driver does not know its UUID before its first use; nvidia-persistenced makes that"
         if why := self._fault(own):
             return why
-        needed = [DEV / name for name in gke.NEEDED if any(options.style == "gke" for options in takers)]
+        needed = [DEV / name for name in nvidia_edits.GKE_NEEDED if any(options.style == "gke" for options in takers)]
         needed += [IMEX_CHANNEL] if any(options.imex == "required" for options in takers) else []
         return self._fault(map(Wanted, needed)) or ""
 
@@ -176,7 +181,7 @@ class Nvidia(Vendor):
 
     def together(self) -> Discovery:
         """The NVLinks, if the library tells them; on a machine without PCI its one device."""
-        if (alone := tegra_and_wsl.device(self.host, "nvlink")) is not None:
+        if (alone := without_pci(self.host, "nvlink")) is not None:
             return Discovery((alone,))
         if len(procfs.addresses(self.host)) < 2 or not nvml.is_there(self.host, self.roots):  # both ends
             return Discovery()
@@ -187,7 +192,7 @@ class Nvidia(Vendor):
 
     def probe(self, device: Device) -> Iterator[Signal]:
         """Is its MPS control daemon ready? Is it drained, and so gone for NVIDIA's library?"""
-        yield from mps.signals(self.host, self._resources, device, min(device.hardware))
+        yield from nvidia_edits.mps_signals(self.host, self._resources, device, min(device.hardware))
         whole = f"pci:{device.unit}"
         if whole in device.hardware and device.unit in self._drained():
             yield Signal(whole, "nvidia-drained", Verdict.NOW, f"nvidia-smi drain has taken {device.unit} out of use")
@@ -195,17 +200,17 @@ class Nvidia(Vendor):
     def directories(self, addresses: Iterable[str]) -> Iterable[HostPath]:
         """Where the driver and nvidia-modprobe make their entries."""
         with_imex = any(resource.spec.options.imex != "none" for resource in self._resources)
-        here = [DEV, mig.CAPS, *([IMEX_CHANNEL.parent] if with_imex else [])]
+        here = [DEV, CAPS, *([IMEX_CHANNEL.parent] if with_imex else [])]
         elsewhere = [HostPath(f"{root}{path}") for root in self.roots for path in here]
         mine = [procfs.GPUS, *(procfs.GPUS / address for address in addresses)]
-        return [*here, *elsewhere, *mine, *mps.directories(self._resources)]
+        return [*here, *elsewhere, *mine, *nvidia_edits.mps_directories(self._resources)]
 
     def concerned(self, path: HostPath, addresses: Sequence[str]) -> Iterable[str]:
         """One GPU for its own entry in /proc; all GPUs for a node."""
         if path.text.startswith(f"{procfs.GPUS}/"):
             address = path.text.split("/")[5]
             return [address] if pci.ADDRESS.fullmatch(address) else []
-        if path == procfs.GPUS or {path, path.parent} & {*mps.directories(self._resources)}:
+        if path == procfs.GPUS or {path, path.parent} & {*nvidia_edits.mps_directories(self._resources)}:
             return addresses
         if any(
             path.text == f"{root}{DEV}" or path.text.startswith(f"{root}{DEV}/nvidia") for root in ("", *self.roots)
@@ -215,7 +220,7 @@ class Nvidia(Vendor):
 
     def ids(self, resource: GpuResource, device: Device) -> Sequence[str] | None:
         """The usual ones, or GKE's."""
-        return gke.ids(resource, device) if resource.spec.options.style == "gke" else None
+        return nvidia_edits.gke_ids(resource, device) if resource.spec.options.style == "gke" else None
 
     def edits(self, resource: GpuResource, grants: Sequence[Grant]) -> ContainerEdits:
         """As the `style` of the resource says.
@@ -225,15 +230,15 @@ class Nvidia(Vendor):
         """
         options = resource.spec.options
         if options.style == "gke":
-            return gke.edits(resource, grants)
+            return nvidia_edits.gke_edits(resource, grants)
         if resource.spec.replicas > 1 and len(grants) > 1 and options.is_one_at_most:
             raise AllocationRefused(
                 f"A container may ask for one {resource.name} at most, because several pods share each GPU; "
                 f"this one asks for {len(grants)}."
             )
         devices = list({grant.device.key: grant.device for grant in grants}.values())
-        edits = _edits(options, devices)
-        return edits.merge(mps.edits(resource, devices)) if mps.is_shared(resource) else edits
+        edits = nvidia_edits.edits(options, devices)
+        return edits.merge(nvidia_edits.mps_edits(resource, devices)) if nvidia_edits.is_by_mps(resource) else edits
 
 
 def _is_gkes(takers: Sequence[GpuOptions]) -> bool:
@@ -241,43 +246,121 @@ def _is_gkes(takers: Sequence[GpuOptions]) -> bool:
     return bool(takers) and all(options.style == "gke" for options in takers)
 
 
-def _edits(options: GpuOptions, devices: Sequence[Device]) -> ContainerEdits:
-    """As NVIDIA's plugin answers."""
-    by_index = options.device_id_strategy == "index"
-    ids = [device.attributes.get("index", (device.key,))[0] if by_index else device.key for device in devices]
-    strategies = options.strategies
-    features = [name for name in _FEATURES if getattr(options, f"{name}_enabled")]
-    has_imex = any(node.path == IMEX_CHANNEL for device in devices for node in device.nodes)
-    channels = ["0"] if options.imex != "none" and has_imex else []
-    cdi = [f"gpu={one}" for one in ids] + [f"imex-channel={one}" for one in channels]
-    cdi = [f"{options.cdi_vendor}/{name}" for name in (*cdi, *(f"{feature}=all" for feature in features))]
-    env = {f"NVIDIA_{name.upper()}": "enabled" for name in features}
-    if "envvar" in strategies:
-        env[_DEVICES_ENV] = ",".join(ids)
-        env |= {_CHANNELS_ENV: ",".join(channels)} if channels else {}
-    if "volume-mounts" in strategies:
-        env[_DEVICES_ENV] = _VOLUMES
-    passed = options.pass_device_specs and any(not strategy.startswith("cdi-") for strategy in strategies)
-    own = dict.fromkeys(n for device in devices for n in device.nodes if channels or n.path != IMEX_CHANNEL)
-    return ContainerEdits(
-        nodes=tuple(_below(options.device_driver_root, own)) if passed else (),
-        mounts=tuple(
-            Mount(HostPath("/dev/null"), f"{_VOLUMES}/{one}") for one in (*ids, *(f"imex/{one}" for one in channels))
-        )
-        if "volume-mounts" in strategies
-        else (),
-        env=env,
-        annotations={_annotation(options, devices): ",".join(cdi)} if "cdi-annotations" in strategies else {},
-        cdi_devices=tuple(cdi) if "cdi-cri" in strategies else (),
+# --- MIG devices ---
+
+
+CAPS: Final = HostPath("/dev/nvidia-caps")
+
+
+def divided(
+    host: Host, whole: Device, minor: int, wanted: Sequence[Wanted], roots: Sequence[HostPath]
+) -> Discovery | None:
+    """A GPU in MIG mode and its MIG devices; None if it is not. `wanted` are the nodes that every part needs."""
+    (address,) = whole.attributes["address"]
+    found = procfs.instances(host, minor)
+    if not found and not nvml.is_there(host, roots):
+        return None
+    try:
+        known = nvml.survey(host, roots).gpus.get(address)
+    except nvml.NvmlError as error:
+        if not found:
+            return None
+        sentence = f"{address} is in MIG mode and is not offered: {error}"
+        return Discovery((withheld(whole, "it is in MIG mode"),), problems=(Problem(address, sentence),))
+    if not found and not (known and known.mig_mode):
+        return None
+    why = "it is in MIG mode, and offered as its MIG devices" if found else "it is in MIG mode and not divided"
+    listed = known.mig if known else {}
+    parts = [
+        _part(host, whole, one, mig, wanted, roots)
+        for one in found
+        if (mig := listed.get((one.gi, one.ci))) is not None
+    ]
+    unlisted = [one.name for one in found if (one.gi, one.ci) not in listed]
+    problems = [Problem(address, f"{address}: NVML does not know the MIG device {name}") for name in unlisted]
+    gpu = withheld(undivided(host, whole, minor), why)
+    return Discovery((gpu, *parts), problems=tuple(problems))
+
+
+def divided_by_proc(
+    host: Host, whole: Device, minor: int, wanted: Sequence[Wanted], roots: Sequence[HostPath]
+) -> Discovery | None:
+    """As `divided`, without the library and as GKE does: the first compute instance of each GPU instance."""
+    found = [one for one in procfs.instances(host, minor) if one.ci == 0]
+    if not found:
+        return None
+    gpu = withheld(undivided(host, whole, minor), "it is in MIG mode, and offered as its GPU instances")
+    return Discovery((gpu, *(_part(host, whole, one, None, wanted, roots) for one in found)))
+
+
+def undivided(host: Host, whole: Device, minor: int) -> Device:
+    """The GPU as a whole. It owns its instances, so that a fault of one of them is a fault of the GPU."""
+    (address,) = whole.attributes["address"]
+    instances = frozenset(f"mig:{address}/gi{gi}" for gi in procfs.gpu_instances(host, minor))
+    bindings = {**whole.bindings, **driven_as(whole, *instances)}
+    return replace(whole, hardware=whole.hardware | instances, bindings=bindings)
+
+
+def _part(
+    host: Host,
+    whole: Device,
+    one: Instance,
+    known: nvml.MigDevice | None,
+    wanted: Sequence[Wanted],
+    roots: Sequence[HostPath],
+) -> Device:
+    (address,) = whole.attributes["address"]
+    caps = [procfs.capability_minor(host, name) for name in (one.gi_name, one.name)]
+    needed = [*wanted, *(Wanted(CAPS / f"nvidia-cap{number}") for number in caps if number is not None)]
+    unusable = nodes.fault(host, needed, roots) or ""
+    if None in caps:
+        unusable = f"{procfs.CAPABILITIES} does not name its nodes"
+    told = {"parent": whole.key, "gi": str(one.gi), "ci": str(one.ci)}
+    if known is not None:
+        told |= {"uuid": known.uuid, "profile": known.profile or ""}
+        if "memory" in whole.attributes:
+            told["memory"] = str((known.memory or 0) >> 20 or "")
+        if index := whole.attributes.get("index"):
+            told["index"] = f"{index[0]}:{known.index}"
+    of_gpu = {name: values for name, values in whole.attributes.items() if name not in ("uuid", *told)}
+    attributes = {**of_gpu, **{name: (value,) for name, value in told.items() if value}}
+    key, identity = (
+        (known.uuid,) * 2 if known else (f"{it}/gi{one.gi}" if it else "" for it in (whole.key, whole.identity))
     )
+    device = part(whole, key, needed, attributes)
+    instance = frozenset({f"mig:{address}/gi{one.gi}"})
+    return withheld(replace(device, identity=identity, depends=device.depends | instance), unusable)
 
 
-def _below(root: str, nodes: Iterable[Node]) -> Iterator[Node]:
-    for node in nodes:
-        yield Node(HostPath(f"{root.rstrip('/')}{node.path}"), node.container_path, node.permissions)
+# --- Tegra and WSL ---
 
 
-def _annotation(options: GpuOptions, devices: Iterable[Device]) -> str:
-    """Ends in a UUID of the GPUs' keys, where NVIDIA's is random: no two resources of a container have the same."""
-    name = uuid.uuid5(uuid.NAMESPACE_URL, " ".join(device.key for device in devices))
-    return f"{options.cdi_annotation_prefix}nvidia-device-plugin_{name}"
+_DXG: Final = HostPath("/dev/dxg")
+_FAMILY: Final = HostPath("/sys/devices/soc0/family")
+_RELEASE: Final = HostPath("/etc/nv_tegra_release")
+
+
+def without_pci(host: Host, unit: str) -> Device | None:
+    """The one device of such a machine; None on any other."""
+    if nodes.fault(host, [Wanted(_DXG)]) is None:
+        return _alone("all", unit, [Wanted(_DXG)], platform="wsl")
+    if _is_tegra(host) and not procfs.addresses(host):
+        return _alone("tegra", unit, [], platform="tegra", index="0")
+    return None
+
+
+def _is_tegra(host: Host) -> bool:
+    family = sysfs.attribute(host, _FAMILY) or ""
+    return family.lower().startswith("tegra") or host.local(_RELEASE).exists()
+
+
+def _alone(key: str, unit: str, wanted: list[Wanted], **more: str) -> Device:
+    attributes = {"vendor": (NVIDIA,), **{name: (value,) for name, value in more.items()}}
+    return Device(
+        key=key,
+        unit=unit,
+        hardware=frozenset({f"platform:{key}"}),
+        identity=key,
+        nodes=nodes.handed_out(wanted),
+        attributes={**attributes, **nodes.numbers(wanted)},
+    )
