@@ -22,7 +22,7 @@ _APART: Final = {
     ),
     **dict.fromkeys(
         (
-            "backends/chardev/node_owners.py",
+            "backends/chardev/backend.py",
             "backends/gpu/amd.py",
             "backends/gpu/nvidia_edits.py",
             "backends/gpu/nvidia.py",

@@ -1,24 +1,197 @@
-"""Says of a USB stick whether a group selects it, which nodes a container gets and under which ID; makes devices of sticks."""
+"""USB sticks by vendor, product and serial: each a device of its own, or several as one.
+
+A unit of single sticks is a port, `usb:1-2.3`; a stick has its own node or those of its functions. Its ID is
+vendor:product:serial; of one without a serial, or on request, the place it is plugged in (`0000:00:14.0-usbv2-2.3`). Neither
+depends on what else is plugged in: of two sticks with one serial the inventory offers one and refuses the other, by its
+duplicate ID, until the group says id = "port".
+
+A unit of sets is a group, `usb-set:<resource>`. Of sets of one stick each (KubeVirt's), the sticks of each selector are sorted
+by ID and paired by their order, and a set's ID is that of its first selector's stick, which only it has. All sticks
+together (generic-device-plugin's) are one device, whose ID says what selects them. If other sticks join or leave a
+set, its identity changes: a pod that holds the ID keeps it, as one whose device was replaced.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from backends.base import ANY_SUBSYSTEM, HEX4, NUMBER, TEXT, Attribute, Device, Grant, Hint, Host, Problem, Uevent
-from backends.chardev import named_nodes
-from backends.chardev.finder import Group
-from backends.chardev.named_nodes import Member
-from backends.chardev.options import CharDevResource, GroupOptions, listed
-from backends.chardev.paths import node_attributes
-from backends.chardev.selectors import UsbOption, usb_id
+from backends.base import (
+    ANY_SUBSYSTEM,
+    HEX4,
+    NUMBER,
+    TEXT,
+    Attribute,
+    Device,
+    Discovery,
+    Grant,
+    Hint,
+    Host,
+    Problem,
+    Uevent,
+    Watches,
+)
+from backends.chardev.finder import (
+    Finder,
+    Group,
+    Member,
+    container_nodes,
+    member,
+    node_attributes,
+    node_hardware,
+    tokens,
+)
+from backends.chardev.options import CharDevResource, GroupOptions, UsbOption, listed, usb_id
 from backends.errors import reason_of
+from backends.interface.values import Known
 from backends.linux import usb
 from backends.linux.nodes import NoNodeError
 from backends.linux.usb import UsbDevice
+
+# --- each a device of its own ---
+
+
+class UsbSticks(Finder):
+    """Finds the sticks that groups select."""
+
+    prefix: ClassVar = "usb:"
+
+    def __init__(self, host: Host, groups: Sequence[Group]) -> None:
+        super().__init__(host, groups)
+        self._wanted = [(group, Selectors(group.options)) for group in groups]
+
+    def units(self) -> Iterable[str]:
+        """Every port where something is plugged in, and the root hubs; `usb:` alone where they cannot be listed."""
+        try:
+            return [f"{self.prefix}{port}" for port in usb.ports(self.host)]
+        except OSError:
+            return [self.prefix]
+
+    def discover(self, unit: str) -> Discovery:
+        """One device for each resource that takes the stick; what keeps a stick from being offered is a problem."""
+        if unit == self.prefix:
+            why = unlistable(self.host)
+            return Discovery(problems=(Problem(unit, why),) if why else ())
+        found = usb.read(self.host, unit.removeprefix(self.prefix))
+        devices: list[Device] = []
+        problems: list[Problem] = []
+        takers: set[str] = set()
+        for group, selectors in self._wanted if found else ():
+            assert found is not None
+            if group.resource in takers:
+                continue
+            try:
+                if selectors.first(found) is None:
+                    continue
+                takers.add(group.resource)
+                devices.append(self._device(unit, found, group))
+            except NotOfferedError as error:
+                takers.add(group.resource)  # it is not the next group's until this one's nodes are there
+                problems += filter(None, (stick_problem(unit, found, group, error),))
+        return Discovery(tuple(devices), problems=tuple(problems))
+
+    def _device(self, unit: str, found: UsbDevice, group: Group) -> Device:
+        stick = stick_of(self.host, group.options, found)
+        device = stick_device(group, unit, unit, [stick])
+        return replace(device, attributes={**device.attributes, "id": (stick.id,)})
+
+    def ids(self, group: Group, device: Device) -> Sequence[str]:
+        """Those of the stick's tokens (see the module)."""
+        return tokens(device.attributes["id"][0], group.options.count)
+
+    def watches(self, known: Known) -> Watches:  # noqa: ARG002  # an interface's
+        """The events of USB and of the kinds of nodes that are handed out."""
+        return Watches(subsystems(group for group, _ in self._wanted))
+
+    def affects(self, hint: Hint, known: Known) -> Iterable[str]:  # noqa: ARG002  # an interface's
+        """The stick that an event is about."""
+        port = port_of(hint)
+        return (f"{self.prefix}{port}",) if port else ()
+
+
+# --- several as one ---
+
+
+class StickSets(Finder):
+    """Finds the sticks that groups hand out together."""
+
+    prefix: ClassVar = "usb-set:"
+
+    def __init__(self, host: Host, groups: Sequence[Group]) -> None:
+        super().__init__(host, groups)
+        self._groups = {f"{self.prefix}{group.name}": (group, Selectors(group.options)) for group in groups}
+
+    def units(self) -> Iterable[str]:
+        """The groups."""
+        return self._groups
+
+    def discover(self, unit: str) -> Discovery:
+        """The group's sets, and why there are no more."""
+        if unit not in self._groups:
+            return Discovery()
+        if why := unlistable(self.host):
+            return Discovery(problems=(Problem(unit, why),))
+        group, selectors = self._groups[unit]
+        problems: list[Problem] = []
+        found: list[list[Stick]] = [[] for _ in selectors.names]
+        for index, stick in self._sticks(unit, problems):
+            found[index].append(stick)
+        ordered = [sorted(each, key=lambda stick: stick.id) for each in found]
+        if group.options.together == "all":
+            every = [stick for each in ordered for stick in each]
+            devices = [stick_device(group, unit, "+".join(selectors.names), every)] if every else []
+        else:
+            devices = [stick_device(group, unit, held[0].id, held) for held in zip(*ordered, strict=False)]
+            problems += [Problem(unit, why) for why in _shortage(group, selectors.names, ordered)]
+        return Discovery(tuple(devices), problems=tuple(problems))
+
+    def _sticks(self, unit: str, problems: list[Problem]) -> Iterator[tuple[int, Stick]]:
+        """Yield the sticks that the group's selectors take, each with the index of its selector; no ID comes twice."""
+        group, selectors = self._groups[unit]
+        seen: dict[str, str] = {}
+        for port in usb.ports(self.host):
+            if not selectors.alike(*usb.ids(self.host, port)) or (found := usb.read(self.host, port)) is None:
+                continue
+            try:
+                if (index := selectors.first(found)) is None:
+                    continue
+                stick = stick_of(self.host, group.options, found)
+                if (other := seen.setdefault(stick.id, port)) != port:
+                    raise NotOfferedError(f'its serial is also that of the one at {other}; say id = "port"')
+                yield index, stick
+            except NotOfferedError as error:
+                problems += filter(None, (stick_problem(unit, found, group, error),))
+
+    def ids(self, group: Group, device: Device) -> Sequence[str]:
+        """The tokens of the set (see the module)."""
+        return tokens(device.key, group.options.count)
+
+    def watches(self, known: Known) -> Watches:  # noqa: ARG002  # an interface's
+        """The events of USB and of the kinds of nodes that are handed out."""
+        return Watches(subsystems(group for group, _ in self._groups.values()))
+
+    def affects(self, hint: Hint, known: Known) -> Iterable[str]:  # noqa: ARG002  # an interface's
+        """All groups, as soon as any stick comes or goes."""
+        return tuple(self._groups) if port_of(hint) else ()
+
+
+def _shortage(group: Group, names: Sequence[str], found: Sequence[Sequence[Stick]]) -> Iterator[str]:
+    """Why some of the sticks are in no set."""
+    scarce, least = min(zip(names, found, strict=True), key=lambda one: len(one[1]))
+    for name, each in zip(names, found, strict=True):
+        if len(each) > len(least):
+            yield (
+                f"{group.resource}: {len(each)} of {name} and {len(least)} of {scarce} are plugged in: what is left over is "
+                "in no set"
+            )
+
+
+# --- what both share ---
+
 
 DEFAULT_PERMISSIONS: Final = "rw"
 """generic-device-plugin's for sticks."""
@@ -114,7 +287,7 @@ def _selector(option: UsbOption) -> tuple[str, str | None, str | None]:
     return usb_id(option.vendor), product, option.serial
 
 
-def stick(host: Host, options: GroupOptions, found: UsbDevice) -> Stick:
+def stick_of(host: Host, options: GroupOptions, found: UsbDevice) -> Stick:
     """What a group that selects the stick hands out of it.
 
     Raises:
@@ -126,10 +299,10 @@ def stick(host: Host, options: GroupOptions, found: UsbDevice) -> Stick:
     )
 
 
-def device(group: Group, unit: str, key: str, sticks: Sequence[Stick]) -> Device:
+def stick_device(group: Group, unit: str, key: str, sticks: Sequence[Stick]) -> Device:
     """The device that these sticks are together, or that one is alone."""
     nodes = [node for one in sticks for node in one.nodes]
-    owned = named_nodes.hardware(nodes)
+    owned = node_hardware(nodes)
     ports = frozenset(f"usb:{one.usb.port}" for one in sticks)
     shared = group.options.shared
     numa_nodes = {one.usb.numa_node for one in sticks} - {None}
@@ -143,7 +316,7 @@ def device(group: Group, unit: str, key: str, sticks: Sequence[Stick]) -> Device
         identity=" + ".join(_identity(one.usb) for one in sticks),
         aliases=_aliases([one.usb for one in sticks], Selectors(group.options)),
         place=frozenset[str]().union(*(one.usb.places for one in sticks)),
-        nodes=named_nodes.container_nodes(nodes, group.options.permissions or DEFAULT_PERMISSIONS, shared=shared),
+        nodes=container_nodes(nodes, group.options.permissions or DEFAULT_PERMISSIONS, shared=shared),
         numa_node=numa_nodes.pop() if len(numa_nodes) == 1 else None,
         attributes={**node_attributes(nodes), **_attributes([one.usb for one in sticks]), **group.attributes},
     )
@@ -167,7 +340,7 @@ def usb_env(resource: CharDevResource, grants: Iterable[Grant]) -> Mapping[str, 
     return {resource.variable("USB_RESOURCE"): ",".join(dict.fromkeys(places))} if places else {}
 
 
-def problem(unit: str, found: UsbDevice, group: Group, error: NotOfferedError) -> Problem | None:
+def stick_problem(unit: str, found: UsbDevice, group: Group, error: NotOfferedError) -> Problem | None:
     """The problem of a stick that is not offered; none while its drivers may still be starting."""
     if isinstance(error, NoNodesError) and found.connected is not None and found.connected < SETTLED:
         return None
@@ -218,7 +391,7 @@ def _members(host: Host, found: UsbDevice, kinds: Sequence[str]) -> list[Member]
     if missing := [kind for kind in kinds if kind not in there]:
         raise NoNodesError(f"it has no {' and no '.join(missing)} node; is its driver there?")
     try:
-        return [named_nodes.member(host, node) for node in found.nodes if node.subsystem in kinds]
+        return [member(host, node) for node in found.nodes if node.subsystem in kinds]
     except NoNodeError as error:
         raise NoNodesError(error.sentence) from None
 
