@@ -13,25 +13,6 @@ _GENERATED: Final = _ROOT / "agent" / "kubelet" / "api"
 _LINES, _FILES, _ROOMS = 600, 24, 19
 _SHORT: Final = 120
 _APART: Final = {
-    **dict.fromkeys(
-        (
-            "backends/cex/queues.py",
-            "backends/mdev.py",
-        ),
-        "every backend's folder has these files: who reads a second one knows where to look",
-    ),
-    **dict.fromkeys(
-        (
-            "backends/chardev/backend.py",
-            "backends/gpu/amd.py",
-            "backends/gpu/nvidia_edits.py",
-            "backends/gpu/nvidia.py",
-            "backends/gpu/nvidia_edits.py",
-            "backends/gpu/backend.py",
-            "backends/solarflare.py",
-        ),
-        "a foreign format or program, with its source: it changes when that does",
-    ),
     "agent/kubelet/cgroups.py": "the kernel's format: read beside that, not beside what uses it",
     "agent/cli/import_.py": "a command, which another one borrows from: each has a file",
     "agent/daemon/boot.py": "which boot this is, and what lasts for it: no wiring",
