@@ -41,9 +41,9 @@ from backends.base import (
     Uevent,
     Verdict,
     Watches,
+    assumed,
 )
 from backends.errors import not_short, reason_of
-from backends.interface.written import assumed
 from backends.linux import device_info, netdevs, pci, pci_health, sysfs
 
 _SOLARFLARE: Final = "1924"

@@ -32,6 +32,7 @@ from backends.base import (
     Hint,
     Host,
     HostPath,
+    Known,
     OptionsError,
     Released,
     Signal,
@@ -45,7 +46,6 @@ from backends.chardev.options import MOST_TOKENS, CharDevOptions, CharDevResourc
 from backends.chardev.udev_matches import UdevMatches
 from backends.chardev.usb_sticks import StickSets, UsbSticks, usb_env
 from backends.errors import each, reason_of
-from backends.interface.values import Known
 from backends.linux.kernel import Notes
 
 

@@ -24,6 +24,7 @@ from backends.base import (
     Hint,
     Host,
     HostPath,
+    Known,
     Mount,
     Node,
     PathChange,
@@ -48,7 +49,6 @@ from backends.chardev.finder import (
     tokens,
 )
 from backends.chardev.options import PathOption
-from backends.interface.values import Known
 from backends.linux.globs import Glob, is_glob
 from backends.linux.nodes import Behind, DeviceNode, Fault, NoNodeError, behind, device_node, links_to_file, numa_node
 

@@ -22,6 +22,7 @@ from backends.base import (
     Hint,
     Host,
     HostPath,
+    Known,
     Node,
     Signal,
     Verdict,
@@ -30,7 +31,6 @@ from backends.base import (
 )
 from backends.chardev.options import CharDevResource, GroupOptions, PathOption
 from backends.errors import printable
-from backends.interface.values import Known
 from backends.linux.globs import Glob, is_glob
 from backends.linux.nodes import DeviceNode, Fault, NoNodeError, device_node
 from backends.linux.sysfs import KernelNode

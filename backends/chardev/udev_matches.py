@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import ClassVar, Final
 
-from backends.base import Device, Discovery, Hint, Host, PathChange, Problem, Uevent, Watches
+from backends.base import Device, Discovery, Hint, Host, Known, PathChange, Problem, Uevent, Watches
 from backends.chardev.finder import (
     Finder,
     Group,
@@ -28,7 +28,6 @@ from backends.chardev.finder import (
 )
 from backends.chardev.options import MatchOption, listed
 from backends.errors import reason_of
-from backends.interface.values import Known
 from backends.linux import sysfs, udev
 from backends.linux.nodes import NoNodeError, behind
 from backends.linux.udev import UdevDevice

@@ -31,6 +31,7 @@ from backends.base import (
     Grant,
     Hint,
     Host,
+    Known,
     Problem,
     Uevent,
     Watches,
@@ -47,7 +48,6 @@ from backends.chardev.finder import (
 )
 from backends.chardev.options import CharDevResource, GroupOptions, UsbOption, listed, usb_id
 from backends.errors import reason_of
-from backends.interface.values import Known
 from backends.linux import usb
 from backends.linux.nodes import NoNodeError
 from backends.linux.usb import UsbDevice

@@ -27,12 +27,12 @@ from backends.base import (
     Hint,
     Host,
     HostPath,
+    Known,
     Problem,
     Uevent,
     one_of,
 )
 from backends.errors import not_short, reason_of
-from backends.interface.values import Known
 from backends.linux import sysfs
 
 FUNCTIONS: Final = HostPath("/sys/bus/pci/devices")

@@ -12,9 +12,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from backends.base import Device, Host, NotReady, Signal, Verdict
+from backends.base import Device, Host, NotReady, Signal, Verdict, assumed
 from backends.errors import reason_of
-from backends.interface.written import assumed
 from backends.linux import iommu, netdevs, pci, sysfs
 from backends.linux.kernel import Kernel
 from backends.sriov.options import SriovResource

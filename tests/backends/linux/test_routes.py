@@ -18,7 +18,7 @@ from tests.discovery import one_child
 def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     names = ("several_hops", "other_table", "many", "half_of_everything", "alone")
     roots = {name: [str(tmp_path_factory.mktemp(name))] for name in names}
-    return one_child.run("tests.backends.linux.network.routes_in_child", roots)
+    return one_child.run("tests.backends.linux.routes_in_child", roots)
 
 
 @pytest.mark.needs("/dev/net/tun")
