@@ -26,7 +26,6 @@ from backends.base import (
     HostPath,
     Known,
     LinkChange,
-    Node,
     PathChange,
     Problem,
     Record,
@@ -150,7 +149,9 @@ class InfiniBand(Backend[InfiniBandOptions]):
         if device.resource is not None or device.unusable:
             return ()
         virtual_ports = any(resource.spec.options.virtual_ports for resource in self.resources)
-        return _port_glance(self.host, device, virtual_ports=virtual_ports)
+        if virtual_ports or _has_ports(device):
+            return tuple(ports.glance(self.host, port) for port in _ports(device))
+        return tuple(_is_seen(self.host, name) for name in device.attributes["hca"])
 
     def _taker(self, device: Device) -> InfiniBandResource | None:
         """The first resource that selects the adapter: its options decide about health."""
@@ -200,14 +201,12 @@ class InfiniBand(Backend[InfiniBandOptions]):
         options = resource.spec.options
         permissions = options.permissions or ("rw" if options.shared is None else "rwm")
         left_out = {kind for kind, wanted in (("issm", options.issm), ("umad", options.umad)) if not wanted}
-        nodes = [node for node in ContainerEdits.of(grants).nodes if _kind(node) not in left_out]
+        nodes = [
+            node for node in ContainerEdits.of(grants).nodes if node.path.name.rstrip("0123456789") not in left_out
+        ]
         last = [node for node in nodes if node.path == rdma.RDMA_CM]
         every = [*(node for node in nodes if node.path != rdma.RDMA_CM), *last]
         return ContainerEdits(nodes=tuple(replace(node, permissions=permissions) for node in every))
-
-
-def _kind(node: Node) -> str:
-    return node.path.name.rstrip("0123456789")
 
 
 def _tokens(resource: InfiniBandResource) -> tuple[str, ...]:
@@ -274,13 +273,6 @@ def _adapter_signals(host: Host, device: Device, options: InfiniBandOptions) -> 
     if options.virtual_ports or _has_ports(device):
         states = [ports.read(host, port, options.counters) for port in _ports(device) if port.hca not in lost]
         yield from ports.signals(hardware, states, options)
-
-
-def _port_glance(host: Host, device: Device, *, virtual_ports: bool) -> tuple[object, ...]:
-    """What changes without an event: the state of the ports, where they count."""
-    if virtual_ports or _has_ports(device):
-        return tuple(ports.glance(host, port) for port in _ports(device))
-    return tuple(_is_seen(host, name) for name in device.attributes["hca"])
 
 
 def _has_ports(device: Device) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,6 +55,8 @@ class Kernel:
         Raises:
             OSError: there is no modprobe, or it failed; with what it said.
         """
+        import subprocess  # noqa: PLC0415  # milliseconds of a start, for what is rarely done
+
         command = ["modprobe", "--dirname", os.fspath(self._host.root), module]
         try:
             done = subprocess.run(  # noqa: S603  # nothing in it comes from outside

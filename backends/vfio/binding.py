@@ -77,6 +77,7 @@ def card(address: str) -> str:
 def _obstacles(
     host: Host, group: Group, others: Sequence[Member], companions: Sequence[pci.Function], resource: VfioResource
 ) -> Iterator[str]:
+    options = resource.spec.options
     for member in others:
         function = member.function if member.function in companions else None
         need = need_of(host, function, resource) if function is not None else None
@@ -87,16 +88,9 @@ def _obstacles(
         elif need is not None:
             yield f"{where} is bound to {member.driver} and {need}"
         elif function is None:
-            hint = (
-                '; companions = "group" would permit to bind it too'
-                if _could_be_bound(member, resource.spec.options)
-                else ""
-            )
+            could_be_bound = member.function is not None and options.bind != "never" and options.companions == "card"
+            hint = '; companions = "group" would permit to bind it too' if could_be_bound else ""
             yield f"{where} is bound to {member.driver}{hint}"
-
-
-def _could_be_bound(member: Member, options: VfioOptions) -> bool:
-    return member.function is not None and options.bind != "never" and options.companions == "card"
 
 
 def _refusal(host: Host, function: pci.Function, resource: VfioResource) -> str:
