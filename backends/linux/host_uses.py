@@ -1,7 +1,7 @@
 """Tells what the host itself needs a PCI function for: its screen, its disks, its network, the switches between its GPUs.
 
 This is checked before a function is taken from its driver. What cannot be read counts as needed: a missing file must not
-cost a machine its root file system. Files: proc_pid_mountinfo(5); /proc/swaps in proc(5); for routes see `routes`.
+cost a machine its root file system. Files: proc_pid_mountinfo(5); /proc/swaps in proc(5); for routes see `netdevs`.
 
 What the kernel tells of interfaces (net/core/dev.c, netdev_adjacent_sysfs_add): `upper_NAME` is what is made of one (VLAN,
 macvlan, ipvlan, bond), in the same network namespace; `master` is the one of these that gets all that it receives (bridge,

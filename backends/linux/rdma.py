@@ -4,7 +4,7 @@ A *place* is where adapters are: a PCI function (`0000:3b:00.0`) or a device on 
 switchdev mode may have several. Software adapters (rxe, siw) and those on no PCI bus have their own name as place (`rxe0`).
 A name may change, a place does not.
 
-The kernel knows by itself what is read here; what it asks the firmware for is in `port_state`. Missing means
+The kernel knows by itself what is read here; what it asks the firmware for is in `infiniband/ports`. Missing means
 unknown. Files: Documentation/ABI/stable/sysfs-class-infiniband.
 """
 
