@@ -12,10 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic
 
 from backends.errors import reason_of
-from backends.interface.attributes import HEX4, NUMBER, NUMBERS, TEXT, Attribute, assumed, one_of
-from backends.interface.durations import Seconds
 from backends.interface.host import Host, HostPath
-from backends.interface.selectors import Selector
 from backends.interface.values import (
     ALL,
     ANY_SUBSYSTEM,
@@ -52,58 +49,16 @@ from backends.interface.values import (
     Verdict,
     Watches,
 )
+from backends.interface.written import HEX4, NUMBER, NUMBERS, TEXT, Attribute, Seconds, Selector, assumed, one_of
 
 __all__ = [
-    "ALL",
-    "ANY_SUBSYSTEM",
-    "HEX4",
-    "NUMBER",
-    "NUMBERS",
-    "PLACEHOLDER",
-    "TEXT",
-    "Adopt",
-    "All",
-    "AllocationRefused",
-    "Attribute",
-    "Backend",
-    "Clears",
-    "ContainerEdits",
-    "Device",
-    "Discovery",
-    "Edits",
-    "Grant",
-    "Heard",
-    "Hint",
-    "Host",
-    "HostPath",
-    "Known",
-    "Link",
-    "LinkChange",
-    "Measure",
-    "Mount",
-    "Node",
-    "NotReady",
-    "Options",
-    "OptionsError",
-    "PathChange",
-    "Placement",
-    "PreStart",
-    "Problem",
-    "Record",
-    "Released",
-    "Resource",
-    "ResourceSpec",
-    "Seconds",
-    "Selector",
-    "Serve",
-    "Signal",
-    "Trend",
-    "Uevent",
-    "Verdict",
-    "Watches",
-    "assumed",
+    "ALL", "ANY_SUBSYSTEM", "HEX4", "NUMBER", "NUMBERS", "PLACEHOLDER", "TEXT", "Adopt", "All", "AllocationRefused",
+    "Attribute", "Backend", "Clears", "ContainerEdits", "Device", "Discovery", "Edits", "Grant", "Heard", "Hint",
+    "Host", "HostPath", "Known", "Link", "LinkChange", "Measure", "Mount", "Node", "NotReady", "Options",
+    "OptionsError", "PathChange", "Placement", "PreStart", "Problem", "Record", "Released", "Resource",
+    "ResourceSpec", "Seconds", "Selector", "Serve", "Signal", "Trend", "Uevent", "Verdict", "Watches", "assumed",
     "one_of",
-]
+]  # fmt: skip
 
 
 class AllocationRefused(Exception):  # noqa: N818  # the name the design gives it, and what it says

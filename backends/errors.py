@@ -1,9 +1,10 @@
-"""Says what an error of the system means: its reason in words, and whether the hardware or this process is at fault."""
+"""Says what an error means and whose fault it is, gathers the errors of several acts, and makes others' names safe to print."""
 
 from __future__ import annotations
 
 import errno
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
 
 _SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -36,3 +37,39 @@ def not_short(error: OSError) -> OSError:
             f"Fairlead itself is short of something: {error.strerror}; what was seen last is kept"
         ) from error
     return error
+
+
+_Thing = TypeVar("_Thing")
+
+
+def each(
+    act: Callable[[_Thing], object],
+    things: Iterable[_Thing],
+    failing: type[Exception] | tuple[type[Exception], ...],
+    failed: str,
+) -> None:
+    """Act on all of them, in their order.
+
+    Raises:
+        ExceptionGroup: `failed` in the way that is expected; anything else ends it at once.
+    """
+    failures: list[Exception] = []
+    for thing in things:
+        try:
+            act(thing)
+        except failing as error:
+            failures.append(error)
+    if failures:
+        raise ExceptionGroup(failed, failures)
+
+
+def printable(text: str) -> str:
+    """The text; what cannot be printed, or reverses a line, is escaped as in Python."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same for a text that has lines."""
+    return "\n".join(map(printable, text.split("\n")))

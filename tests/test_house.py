@@ -13,32 +13,6 @@ _GENERATED: Final = _ROOT / "agent" / "kubelet" / "api"
 _LINES, _FILES, _ROOMS = 600, 24, 19
 _SHORT: Final = 120
 _APART: Final = {
-    **dict.fromkeys(
-        (
-            "backends/cex/health.py",
-            "backends/infiniband/health.py",
-            "backends/sriov/health.py",
-            "backends/vfio/health.py",
-            "backends/mdev/devices.py",
-            "backends/sriov/devices.py",
-        ),
-        "every backend's folder has these files: who reads a second one knows where to look",
-    ),
-    **dict.fromkeys(
-        (
-            "backends/chardev/node_owners.py",
-            "backends/gpu/amd/kfd.py",
-            "backends/gpu/nvidia/gke.py",
-            "backends/gpu/nvidia/mig.py",
-            "backends/gpu/nvidia/mps.py",
-            "backends/gpu/wedged.py",
-            "backends/infiniband/events.py",
-            "backends/solarflare/onload.py",
-            "backends/sriov/variables.py",
-            "backends/vfio/vgpu_types.py",
-        ),
-        "a foreign format or program, with its source: it changes when that does",
-    ),
     "agent/cli/import_.py": "a command, which another one borrows from: each has a file",
     "agent/daemon/boot.py": "which boot this is, and what lasts for it: no wiring",
 }

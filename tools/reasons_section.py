@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.console.advice import REASONS, SEEN, UNKNOWN, UNUSABLE, Advice, of_xid
-from backends.gpu.nvidia.xid import XIDS
+from backends.gpu.xid import XIDS
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "troubleshooting.md"
 BEGIN, END = "<!-- made by `make generated` of agent/console/advice.py -->\n", "<!-- end of what is made -->\n"

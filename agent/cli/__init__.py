@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from agent.runtime.errors import ExitCode, FairleadError
-from backends.printable import printable_lines
+from backends.errors import printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from agent.importing import FORMATS, Imported, ImportRefusedError, import_files
 from agent.importing.model import Places
 from agent.importing.yaml_tree import MOST_BYTES
 from agent.runtime.errors import ExitCode
-from backends.printable import printable
+from backends.errors import printable
 
 
 def arguments(command: Callable[..., Any]) -> Callable[..., Any]:

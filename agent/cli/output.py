@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from agent.runtime.errors import some
-from backends.printable import printable
+from backends.errors import printable
 
 _COLORS: Final = {"Healthy": "green", "Degraded": "yellow", "Unhealthy": "red", "Drained": "cyan"}
 _MOST_COLUMNS: Final = 120  # longer lines are hard to read

@@ -35,8 +35,8 @@ from backends.base import (
     Selector,
     Serve,
 )
-from backends.interface.attributes import mistake
 from backends.interface.patterns import pattern
+from backends.interface.written import mistake
 from backends.registry import BrokenBackendError, UnknownBackendError
 
 _STRANGE: Final = re.compile(r"[^-A-Za-z0-9_.]+")

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from backends.printable import printable
+from backends.errors import printable
 
 MOST: Final = 5
 """Mistakes that are told at once; a file in another language has one in each line."""

@@ -571,7 +571,7 @@ def _of(reason: str, message: str) -> Advice | None:
 
 def of_xid(number: int) -> Advice:
     """What to do about an XID, after NVIDIA's catalog."""
-    from backends.gpu.nvidia.xid import XIDS  # noqa: PLC0415  # a node without GPUs need not have it in memory
+    from backends.gpu.xid import XIDS  # noqa: PLC0415  # a node without GPUs need not have it in memory
 
     means, action = XIDS.get(number, ("an error that NVIDIA's catalog does not explain", "CONTACT_SUPPORT"))
     return Advice(means, *_DONE_TO_XID[action], _LATCHED)

@@ -36,7 +36,6 @@ from agent.runtime.errors import words
 from agent.runtime.problems import Problems, Troubles
 from agent.runtime.watchdog import beating
 from backends.base import Host, HostPath, Record
-from backends.linux import kernel_log
 
 _READ_BYTES: Final = 8192  # CONSOLE_EXT_LOG_MAX until Linux 6.3; PRINTK_MESSAGE_MAX, 2048, since
 _BATCH: Final = 256  # lines between two turns of the event loop: 1 ms
@@ -245,7 +244,7 @@ class KmsgSource:
         if not any(text in line.text for text in self._texts):
             return
         record = Record("kmsg", self._boot, line.sequence, line.time, line.text, line.properties)
-        message = kernel_log.message(record)
+        message = record.message
         found = [text for text in self._texts if message.startswith(text)]
         if found and not is_proof:
             self._note_lost(

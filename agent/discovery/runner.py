@@ -47,7 +47,6 @@ from backends.base import (
     Watches,
 )
 from backends.interface.values import minded
-from backends.linux import kernel_log
 
 T = TypeVar("T")
 
@@ -437,7 +436,7 @@ def _asked_for(watches: Watches, hint: Hint) -> bool:
 def wants(watches: Watches, record: Record) -> bool:
     """Did a backend that watches this ask for the record? The sources hand on what any backend asked for."""
     if record.source == "kmsg":
-        message = kernel_log.message(record)
+        message = record.message
         return any(message.startswith(text) for text in watches.kernel_lines)
     if watches.facts.isdisjoint(record.properties):
         return False

@@ -25,7 +25,7 @@ from typing import Any, Final, Literal, Protocol, TextIO
 
 import msgspec
 
-from backends.printable import printable_lines
+from backends.errors import printable_lines
 
 
 @contextmanager

@@ -23,14 +23,14 @@ from backends.base import (
     Uevent,
     Watches,
 )
-from backends.cex import ap_bus, devices, health, shadow_sysfs, zcrypt_nodes
+from backends.cex import container_files, queues
+from backends.cex.container_files import Nodes
 from backends.cex.options import CexOptions, CexResource, complaints
-from backends.cex.zcrypt_nodes import Nodes
+from backends.errors import each
 from backends.linux.kernel import Kernel
-from backends.try_each import each
 
 _ID: Final = re.compile("apqn-[0-9]{1,3}-[0-9]{1,3}-[0-9]{1,3}")
-_PLACE: Final = f"{ap_bus.DEVICES}/".removeprefix("/sys")
+_PLACE: Final = f"{queues.DEVICES}/".removeprefix("/sys")
 _Z90CRYPT: Final = "/dev/z90crypt"
 
 
@@ -38,7 +38,7 @@ class Cex(Backend[CexOptions]):
     """Hands out queues of crypto cards. Units are cards: `card01`."""
 
     options_type: ClassVar = CexOptions
-    attributes: ClassVar = devices.ATTRIBUTES
+    attributes: ClassVar = queues.ATTRIBUTES
     complaints: ClassVar = staticmethod(complaints)
 
     def __init__(self, host: Host, resources: Sequence[CexResource], kernel: Kernel | None = None) -> None:
@@ -54,15 +54,15 @@ class Cex(Backend[CexOptions]):
 
     def units(self) -> Iterable[str]:
         """The cards."""
-        return ap_bus.cards(self.host)
+        return queues.cards(self.host)
 
     def discover(self, unit: str) -> Discovery:
         """A card's queues."""
-        return devices.find(self.host, self.resources, unit)
+        return queues.find(self.host, self.resources, unit)
 
     def probe(self, device: Device) -> Iterable[Signal]:
         """The state of the queue and of its card."""
-        return () if device.unusable else health.signals(self.host, device.unit, _queue(device))
+        return () if device.unusable else queues.signals(self.host, device.unit, _queue(device))
 
     def watches(self, known: Known) -> Watches:  # noqa: ARG002  # an interface's
         """Events of cards and queues, which come also when one goes offline or is deconfigured."""
@@ -73,7 +73,7 @@ class Cex(Backend[CexOptions]):
         if not isinstance(hint, Uevent) or not hint.devpath.startswith(_PLACE):
             return ()
         name = hint.devpath.removeprefix(_PLACE).partition("/")[0]
-        return (name,) if ap_bus.CARD.fullmatch(name) else ()
+        return (name,) if queues.CARD.fullmatch(name) else ()
 
     # --- what a container gets ---
 
@@ -94,8 +94,8 @@ class Cex(Backend[CexOptions]):
         grant = _one(resource, grants)
         live = resource.spec.options.live_sysfs
         return ContainerEdits(
-            nodes=(Node(zcrypt_nodes.node(grant.id), _Z90CRYPT, "rw"),),
-            mounts=shadow_sysfs.mounts(grant.id, grant.device.unit, _queue(grant.device), live=live),
+            nodes=(Node(container_files.node(grant.id), _Z90CRYPT, "rw"),),
+            mounts=container_files.mounts(grant.id, grant.device.unit, _queue(grant.device), live=live),
         )
 
     def claim(self, resource: CexResource, grants: Sequence[Grant]) -> None:
@@ -103,9 +103,9 @@ class Cex(Backend[CexOptions]):
         grant = _one(resource, grants)
         card, queue = grant.device.unit, _queue(grant.device)
         try:
-            planned = shadow_sysfs.plan(self.host, card, queue, live=resource.spec.options.live_sysfs)
-            shadow_sysfs.build(self.host, grant.id, planned)
-            self._nodes.make(grant.id, int(card[4:], 16), ap_bus.domain(queue))
+            planned = container_files.plan_shadow(self.host, card, queue, live=resource.spec.options.live_sysfs)
+            container_files.build_shadow(self.host, grant.id, planned)
+            self._nodes.make(grant.id, int(card[4:], 16), queues.domain_of(queue))
         except NotReady as error:
             raise AllocationRefused(
                 f"{grant.id} of {resource.name} cannot be made ready: {error}. Create the pod again; if it happens again, "
@@ -119,7 +119,7 @@ class Cex(Backend[CexOptions]):
 
     def _undo(self, device_id: str) -> None:
         self._nodes.destroy(device_id)
-        shadow_sysfs.remove(self.host, device_id)
+        container_files.remove_shadow(self.host, device_id)
 
 
 def _queue(device: Device) -> str:

@@ -1,13 +1,21 @@
-"""The backend: hands each group, unit and device to the finder it belongs to."""
+"""The backend `chardev`: hands each group, unit and device to the way of finding it belongs to; gives nodes to the users that pods run as.
+
+QEMU runs as a user, and the kernel's owner of a node is root. What a node was is noted before it is changed, one file for each
+node in /run, which ends with the boot as the nodes do. A node that was plugged in again since is another one, and nobody's to
+give back.
+"""
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import reduce
 from operator import or_
-from typing import ClassVar
+from typing import ClassVar, Final
 
+import msgspec
 from msgspec.structs import replace
 
 from backends.base import (
@@ -23,22 +31,22 @@ from backends.base import (
     Grant,
     Hint,
     Host,
+    HostPath,
+    Known,
     OptionsError,
     Released,
     Signal,
     Watches,
 )
-from backends.chardev import node_owners, paths
+from backends.chardev import usb_sticks
 from backends.chardev.bundles import Bundles
-from backends.chardev.finder import Finder, Group, groups_of
+from backends.chardev.finder import NODE_ATTRIBUTES, Finder, Group, groups_of, numbers
 from backends.chardev.nodes import Nodes
 from backends.chardev.options import MOST_TOKENS, CharDevOptions, CharDevResource, GroupOptions, complaints
 from backends.chardev.udev_matches import UdevMatches
-from backends.chardev.usb import sticks
-from backends.chardev.usb.single_sticks import UsbSticks
-from backends.chardev.usb.stick_sets import StickSets
-from backends.chardev.usb.sticks import usb_env
-from backends.interface.values import Known
+from backends.chardev.usb_sticks import StickSets, UsbSticks, usb_env
+from backends.errors import each, reason_of
+from backends.linux.kernel import Notes
 
 
 def way_of_finding(options: GroupOptions) -> type[Finder]:
@@ -56,8 +64,8 @@ class CharDev(Backend[CharDevOptions]):
 
     options_type: ClassVar = CharDevOptions
     attributes: ClassVar = {
-        **paths.ATTRIBUTES,
-        **sticks.ATTRIBUTES,
+        **NODE_ATTRIBUTES,
+        **usb_sticks.ATTRIBUTES,
         **dict.fromkeys(("id", "alias", "mount"), TEXT),
         "group": NUMBER,
     }
@@ -168,9 +176,8 @@ class CharDev(Backend[CharDevOptions]):
                     f"{grant.id} of {resource.name} was unplugged or plugged in again this moment. Create the pod again."
                 )
             if options.owner is not None:
-                numbers = paths.numbers(grant.device.attributes)
-                nodes = zip(numbers, (node.path for node in grant.device.nodes), strict=True)
-                node_owners.give(self.host, options.owner, nodes)
+                nodes = zip(numbers(grant.device.attributes), (node.path for node in grant.device.nodes), strict=True)
+                give(self.host, options.owner, nodes)
 
     def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002  # an interface's
         """Give nodes back to their owners; nodes that were not given away have no note.
@@ -178,9 +185,7 @@ class CharDev(Backend[CharDevOptions]):
         Raises:
             ExceptionGroup: of those that cannot be given back.
         """
-        node_owners.give_back(
-            self.host, (name.removeprefix("node:") for name in sorted(idle) if name.startswith("node:"))
-        )
+        give_back(self.host, (name.removeprefix("node:") for name in sorted(idle) if name.startswith("node:")))
 
     def edits(self, resource: CharDevResource, grants: Sequence[Grant]) -> ContainerEdits:
         """Each node and mount once, however many of its tokens were granted.
@@ -199,4 +204,79 @@ class CharDev(Backend[CharDevOptions]):
         if not any(group.options.usb for group in self._groups[resource.configured]):
             return edits
         sticks = [grant for grant in grants if self._group(resource, grant.device).options.usb]
-        return replace(edits, env=usb_env(resource.name, sticks))
+        return replace(edits, env=usb_env(resource, sticks))
+
+
+# --- owners of nodes ---
+
+
+NOTES: Final = HostPath("/run/fairlead/owners")
+
+
+class _Note(msgspec.Struct):
+    path: str
+    inode: int
+    uid: int
+    gid: int
+    """As they were."""
+    owner: int
+    """Whom `give` gave it to: user and group."""
+    earlier: list[int] = []
+    """Whom `give` gave it to before: after a crash it may belong to one of these."""
+
+
+def give(host: Host, owner: int, nodes: Iterable[tuple[str, HostPath]]) -> None:
+    """Make the nodes, each with its number as `DeviceNode.number` writes it, belong to this user and its group.
+
+    Raises:
+        AllocationRefused: one cannot be given; what was given before is noted, for the release.
+    """
+    notes = Notes(host, NOTES)
+    for number, path in nodes:
+        node = host.local(path)
+        try:
+            status = node.lstat()
+            if (status.st_uid, status.st_gid) == (owner, owner):
+                continue
+            note = _read(notes, number)
+            if note is None or note.inode != status.st_ino:
+                note = _Note(path.text, status.st_ino, status.st_uid, status.st_gid, owner)
+            elif note.owner != owner:
+                note.earlier, note.owner = [*note.earlier, note.owner], owner
+            notes.write(number, msgspec.json.encode(note))
+            os.chown(node, owner, owner, follow_symlinks=False)
+        except OSError as error:
+            raise AllocationRefused(
+                f"{path} cannot be given to user {owner}: {reason_of(error)}. Ask this node's administrator to let "
+                "Fairlead do so (it needs the capability CHOWN), or to leave out owner."
+            ) from error
+
+
+def give_back(host: Host, numbers: Iterable[str]) -> None:
+    """Give these nodes back to their owners, where `give` gave them away and nobody else has since.
+
+    Raises:
+        ExceptionGroup: of those that cannot be given back; their notes stay.
+    """
+    notes = Notes(host, NOTES)
+    each(lambda number: _give_back(host, notes, number), numbers, OSError, "not given back")
+
+
+def _give_back(host: Host, notes: Notes, number: str) -> None:
+    if (note := _read(notes, number)) is None:
+        return
+    node = host.local(HostPath(note.path))
+    with suppress(FileNotFoundError):  # it was unplugged
+        status = node.lstat()
+        ours = {(owner, owner) for owner in (note.owner, *note.earlier)}
+        if status.st_ino == note.inode and (status.st_uid, status.st_gid) in ours:
+            os.chown(node, note.uid, note.gid, follow_symlinks=False)
+    notes.drop(number)
+
+
+def _read(notes: Notes, number: str) -> _Note | None:
+    """A node's note; None if there is none that can be read."""
+    try:
+        return None if (data := notes.read(number)) is None else msgspec.json.decode(data, type=_Note)
+    except msgspec.MsgspecError:
+        return None

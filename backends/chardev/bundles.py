@@ -24,6 +24,7 @@ from backends.base import (
     Hint,
     Host,
     HostPath,
+    Known,
     Mount,
     Node,
     PathChange,
@@ -33,10 +34,10 @@ from backends.base import (
     Verdict,
     Watches,
 )
-from backends.chardev.finder import Finder, Group
-from backends.chardev.options import PathOption
-from backends.chardev.paths import (
+from backends.chardev.finder import (
     MOST_MATCHES,
+    Finder,
+    Group,
     WantedPaths,
     container_node,
     container_path,
@@ -47,7 +48,7 @@ from backends.chardev.paths import (
     numbers,
     tokens,
 )
-from backends.interface.values import Known
+from backends.chardev.options import PathOption
 from backends.linux.globs import Glob, is_glob
 from backends.linux.nodes import Behind, DeviceNode, Fault, NoNodeError, behind, device_node, links_to_file, numa_node
 

@@ -28,16 +28,17 @@ from backends.base import (
     Uevent,
     Watches,
 )
-from backends.chardev import named_nodes
-from backends.chardev.finder import Finder, Group
-from backends.chardev.paths import (
+from backends.chardev.finder import (
     MOST_MATCHES,
+    Finder,
+    Group,
     WantedPaths,
     container_node,
     container_path,
     default_permissions,
     first_matches,
     node_attributes,
+    node_hardware,
     node_signal,
     numbers,
     tokens,
@@ -242,7 +243,7 @@ def whole_directory(host: Host, group: Group, unit: str, permissions: str) -> De
         raise NoNodeError(Fault.DIRECTORY, f"{path} is a directory with no device node below it")
     option = group.options.paths[0]
     inside = container_path(option, path)
-    own = named_nodes.hardware(found) | {f"{WHOLE_DIRECTORY}{path}"}
+    own = node_hardware(found) | {f"{WHOLE_DIRECTORY}{path}"}
     hardware = frozenset({f"shared:{group.resource}{path}"}) if option.shared else own
     links = frozenset(f"path:{target}" for target in links_to_file(host, path))
     numa_nodes = {numa_node(host, node) for _, node in found} - {None}

@@ -15,14 +15,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import ClassVar, Final
 
-from backends.base import Device, Discovery, Hint, Host, PathChange, Problem, Uevent, Watches
-from backends.chardev import named_nodes
-from backends.chardev.finder import Finder, Group
-from backends.chardev.options import listed
-from backends.chardev.paths import default_permissions, node_attributes, tokens
-from backends.chardev.selectors import MatchOption
+from backends.base import Device, Discovery, Hint, Host, Known, PathChange, Problem, Uevent, Watches
+from backends.chardev.finder import (
+    Finder,
+    Group,
+    container_nodes,
+    default_permissions,
+    member,
+    node_attributes,
+    node_hardware,
+    tokens,
+)
+from backends.chardev.options import MatchOption, listed
 from backends.errors import reason_of
-from backends.interface.values import Known
 from backends.linux import sysfs, udev
 from backends.linux.nodes import NoNodeError, behind
 from backends.linux.udev import UdevDevice
@@ -79,7 +84,7 @@ class UdevMatches(Finder):
         return first.values()
 
     def _device(self, unit: str, found: UdevDevice, group: Group) -> Device:
-        node = [named_nodes.member(self.host, found.node)]
+        node = [member(self.host, found.node)]
         stands_for = behind(self.host, node[0][1])
         was = found.properties.get("ID_SERIAL") or found.node.number  # as older versions recorded it
         lasting = self._lasting_link(found)
@@ -87,12 +92,12 @@ class UdevMatches(Finder):
             key=unit,
             unit=unit,
             resource=group.resource,
-            hardware=named_nodes.hardware(node),
-            exclusive=named_nodes.hardware(node),
+            hardware=node_hardware(node),
+            exclusive=node_hardware(node),
             identity=stands_for.identity or was,
             aliases=frozenset((was,)) if stands_for.identity else frozenset(),
             place=stands_for.place,
-            nodes=named_nodes.container_nodes(node, group.options.permissions or default_permissions(self.host)),
+            nodes=container_nodes(node, group.options.permissions or default_permissions(self.host)),
             numa_node=sysfs.numa_node(self.host, found.path),
             attributes={
                 **node_attributes(node),

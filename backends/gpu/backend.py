@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from backends.base import (
     AllocationRefused,
     Backend,
+    Clears,
     ContainerEdits,
     Device,
     Discovery,
@@ -23,25 +24,29 @@ from backends.base import (
     Record,
     Signal,
     Uevent,
+    Verdict,
     Watches,
 )
-from backends.gpu import detection, nodes, wedged
-from backends.gpu.amd.gpus import PLATFORM, TOGETHER, WHOLE, Amd
+from backends.gpu import nodes, nvml, xid
+from backends.gpu.amd import PLATFORM, TOGETHER, WHOLE, Amd
 from backends.gpu.intel import Intel
-from backends.gpu.nvidia import char_links, nvml, tegra_and_wsl, xid
-from backends.gpu.nvidia.gpus import DRIVER, Nvidia
+from backends.gpu.nvidia import DRIVER, Nvidia, without_pci
 from backends.gpu.options import GpuOptions, GpuResource, complaints
-from backends.gpu.vendor import ATTRIBUTES, Vendor
-from backends.linux.pci import functions as pci
-from backends.linux.pci import health as pci_health
-from backends.linux.pci import recovery as pci_recovery
-from backends.linux.pci import reset
+from backends.gpu.vendor import AMD, ATTRIBUTES, INTEL, NVIDIA, Vendor, gpu_addresses, is_gpu, vendor_of
+from backends.linux import pci, pci_health
+from backends.linux.pci_health import LATCHED
 
 _VENDORS: Final[dict[str, type[Vendor]]] = {
-    detection.NVIDIA: Nvidia,
-    detection.AMD: Amd,
-    detection.INTEL: Intel,
+    NVIDIA: Nvidia,
+    AMD: Amd,
+    INTEL: Intel,
 }
+
+_WEDGED: Final = "WEDGED"
+"""The property that makes an event of the subsystem `drm` a record of a device that its driver gave up on (`Watches.facts`;
+Documentation/gpu/drm-uapi.rst, "Device Wedging")."""
+_WEDGED_UNTIL: Final = LATCHED - {Clears.RECOVERED}
+_WEDGED_METHODS: Final = ("rebind", "bus-reset", "vendor-specific")
 
 _PART: Final = "it is a part of a GPU and cannot be reset without the others"
 
@@ -61,8 +66,8 @@ class Gpu(Backend[GpuOptions]):
 
     def units(self) -> Iterable[str]:
         """The addresses of all GPUs, and the group of each vendor that has any."""
-        found = dict(detection.addresses(self.host))
-        vendors = {*found.values(), *([detection.NVIDIA] if tegra_and_wsl.device(self.host, "") else [])}
+        found = dict(gpu_addresses(self.host))
+        vendors = {*found.values(), *([NVIDIA] if without_pci(self.host, "") else [])}
         groups = (self._vendors[vendor].group for vendor in vendors)
         return [*found, *(group for group in groups if group is not None)]
 
@@ -73,7 +78,7 @@ class Gpu(Backend[GpuOptions]):
         function = pci.read(self.host, unit)
         if function is None:
             return Discovery()
-        if not detection.is_gpu(function.vendor, function.kind):
+        if not is_gpu(function.vendor, function.kind):
             return Discovery(problems=function.problems)
         found = self._vendors[function.vendor].found(function)
         return self._with_resets(replace(found, problems=(*function.problems, *found.problems)), function)
@@ -82,7 +87,7 @@ class Gpu(Backend[GpuOptions]):
         """Adds to each device why it cannot be reset, if any resource asks for resets."""
         if not any(resource.spec.pre_start == "reset" for resource in self.resources):
             return found
-        whole = reset.refusal(self.host, function) if function is not None else _PART
+        whole = pci.reset_refusal(self.host, function) if function is not None else _PART
         return replace(
             found, devices=tuple(replace(it, no_reset=whole if _is_whole(it) else _PART) for it in found.devices)
         )
@@ -105,9 +110,9 @@ class Gpu(Backend[GpuOptions]):
             yield from xid.signals(record, self.resources)
         elif record.source in nvml.SOURCES:
             yield from xid.signals_of(xid.from_nvml(record), self.resources)
-        yield from wedged.signals(record)
-        if detection.vendor_of(record.properties):
-            yield from pci_recovery.signals(record)
+        yield from _wedged_signals(record)
+        if vendor_of(record.properties):
+            yield from pci_health.recovery_signals(record)
 
     # --- events ---
 
@@ -123,7 +128,7 @@ class Gpu(Backend[GpuOptions]):
         return Watches(
             subsystems=frozenset({"pci", "drm"}),
             directories=frozenset(directories),
-            facts=frozenset({pci_recovery.FACT, wedged.FACT}),
+            facts=frozenset({pci_health.FACT, _WEDGED}),
             kernel_lines=xid.LINES,
             listen=self._with_events(known, "always"),
             listen_without_log=self._with_events(known, "auto"),
@@ -146,7 +151,7 @@ class Gpu(Backend[GpuOptions]):
         Raises:
             NvmlError: it cannot be heard.
         """
-        nvidia = self._vendors[detection.NVIDIA]
+        nvidia = self._vendors[NVIDIA]
         return nvml.listen(self.host, nvidia.roots, sorted(name.removeprefix("pci:") for name in hardware))
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str]:
@@ -163,7 +168,7 @@ class Gpu(Backend[GpuOptions]):
     def _affected(self, event: Uevent, known: Known) -> Iterable[str]:
         if event.subsystem == "drm" and event.devpath.startswith(PLATFORM) and TOGETHER in known:
             return [TOGETHER]
-        told = detection.vendor_of(event.properties) if event.subsystem == "pci" else None
+        told = vendor_of(event.properties) if event.subsystem == "pci" else None
         mine = pci.address_in(event.devpath)
         concerned = pci.affected(event, known) | pci.undivided(event, known)
         units = {a for a in concerned if a in known or (a == mine and (told or event.subsystem == "drm"))}
@@ -197,8 +202,8 @@ class Gpu(Backend[GpuOptions]):
 
     def adopt(self, resource: GpuResource, device: Device) -> bool:  # noqa: ARG002  # an interface's
         """Make the links that udev does not make: the nodes of NVIDIA's GPUs are made by user space."""
-        if device.attributes["vendor"] == (detection.NVIDIA,):
-            char_links.make(self.host, device, self._vendor_of(device).roots)
+        if device.attributes["vendor"] == (NVIDIA,):
+            nodes.link_in_dev_char(self.host, device, self._vendor_of(device).roots)
         return False
 
     def prefers(self, resource: GpuResource) -> bool:  # noqa: ARG002  # an interface's
@@ -219,7 +224,7 @@ class Gpu(Backend[GpuOptions]):
                 )
         addresses = sorted({name for grant in grants for name in grant.device.hardware})
         for hardware in addresses:
-            reset.reset(self.host, hardware.removeprefix("pci:"))
+            pci.reset(self.host, hardware.removeprefix("pci:"))
         return addresses
 
     def _vendor_of(self, device: Device) -> Vendor:
@@ -239,3 +244,19 @@ def _by_vendor(known: Mapping[str, Sequence[Device]]) -> dict[str, list[str]]:
 def _is_whole(device: Device) -> bool:
     whole = all(name.startswith("pci:") for name in device.hardware)
     return whole and set(device.attributes.get("compute_partition", ())) <= {WHOLE}
+
+
+# --- DRM devices that their driver gave up on: the kernel says so once, and keeps it nowhere ---
+
+
+def _wedged_signals(record: Record) -> Iterator[Signal]:
+    """What an event says of the GPU that the device belongs to.
+
+    `WEDGED=rebind,bus-reset` names what the device needs; with `none` its driver has recovered it.
+    """
+    methods, address = record.properties.get(_WEDGED), pci.address_in(record.text)
+    if not methods or methods == "none" or address is None:
+        return
+    known = [method for method in methods.split(",") if method in _WEDGED_METHODS]
+    help_ = f"; the driver asks for {' or '.join(known)}" if known else ""
+    yield Signal(f"pci:{address}", "wedged", Verdict.NOW, f"{address} hangs{help_}", clears_on=_WEDGED_UNTIL)

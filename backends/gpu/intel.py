@@ -12,12 +12,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath, Mount
-from backends.gpu import detection, nodes
+from backends.gpu import nodes
 from backends.gpu.nodes import Wanted
 from backends.gpu.options import GpuResource
-from backends.gpu.vendor import Vendor, described, gpu, withheld
-from backends.linux import sysfs
-from backends.linux.pci import functions as pci
+from backends.gpu.vendor import INTEL, Vendor, described, gpu, gpu_addresses, withheld
+from backends.linux import pci, sysfs
 
 DRIVERS: Final = ("i915", "xe")
 MONITORING: Final = "monitoring"
@@ -58,8 +57,8 @@ class Intel(Vendor):
     def _monitoring(self, resource: GpuResource, drivers: tuple[str, ...]) -> Iterator[Device]:
         found = [
             wanted
-            for address, vendor in detection.addresses(self.host)
-            if vendor == detection.INTEL and (function := pci.read(self.host, address)) and function.driver in drivers
+            for address, vendor in gpu_addresses(self.host)
+            if vendor == INTEL and (function := pci.read(self.host, address)) and function.driver in drivers
             if not _obstacle(function)
             for wanted in (*nodes.drm(self.host, function.path, function.drm), *self._mei(function.path))
             if nodes.fault(self.host, [wanted]) is None
@@ -72,7 +71,7 @@ class Intel(Vendor):
                 resource=resource.configured,
                 identity="all",
                 nodes=tuple(replace(node, shared=True) for node in nodes.handed_out(found)),
-                attributes={"vendor": (detection.INTEL,), MONITORING: drivers, **nodes.numbers(found)},
+                attributes={"vendor": (INTEL,), MONITORING: drivers, **nodes.numbers(found)},
             )
 
     def _mei(self, path: HostPath) -> Iterator[Wanted]:

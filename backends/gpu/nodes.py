@@ -1,4 +1,4 @@
-"""Checks the device nodes of GPUs: which there should be, and whether they are there and lead to the GPU."""
+"""Checks the device nodes of GPUs: which there should be, and whether they are there and lead to the GPU. Links them in /dev/char."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from backends.base import Device, Host, HostPath, Node, Signal, Verdict
 from backends.linux import sysfs
+from backends.linux.kernel import explained
 from backends.linux.nodes import NoNodeError, device_node
 
 DRI: Final = HostPath("/dev/dri")
@@ -88,3 +89,37 @@ def _plain_number(host: Host, path: HostPath) -> str | None:
         return None
     device = found.st_rdev
     return f"c:{os.major(device)}:{os.minor(device)}" if stat.S_ISCHR(found.st_mode) else None
+
+
+# --- links in /dev/char ---
+
+
+def link_in_dev_char(host: Host, device: Device, roots: Sequence[HostPath]) -> None:
+    """Make the links in /dev/char that udev does not make for NVIDIA's nodes, where there is none yet.
+
+    `systemctl daemon-reload` makes systemd write the device rules of containers again, for which it looks devices up in
+    /dev/char/<major>:<minor>. Without the link a container loses its GPU. `nvidia-ctk system create-dev-char-symlinks` makes
+    the same links.
+
+    Raises:
+        NotReady: a link cannot be made.
+    """
+    for node in device.nodes:
+        found = _char_number(host, node.path, roots)
+        if found is None:
+            continue
+        number, target = found
+        link = host.dev / "char" / number
+        with explained(f"/dev/char/{number} cannot be made"):
+            link.parent.mkdir(exist_ok=True)
+            if not link.is_symlink():
+                link.symlink_to(target)
+
+
+def _char_number(host: Host, path: HostPath, roots: Sequence[HostPath]) -> tuple[str, str] | None:
+    """`195:0`, and what a link with that name leads to."""
+    try:
+        return device_node(host, path).number.removeprefix("c:"), f"..{path.text.removeprefix('/dev')}"
+    except NoNodeError:
+        found = next(below(host, path, roots), None)
+        return (found[1].removeprefix("c:"), found[0].text) if found else None

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from backends.interface.host import HostPath
-from backends.interface.selectors import Selector, mismatch
+from backends.interface.written import Selector, mismatch
 
 
 class Node(Struct, frozen=True, gc=False):
@@ -58,7 +58,7 @@ class Device(Struct, frozen=True, gc=False):
     nodes of one stick are. What has another place than a pod's device is another device."""
     bindings: Mapping[str, str] = {}
     """Hardware that has a driver → a value that changes whenever a driver is bound to it again, and is the same for every
-    backend (`backends.linux.pci.functions.Function.binding`). A change ends latched signals that wait for `Clears.REBIND`."""
+    backend (`backends.linux.pci.Function.binding`). A change ends latched signals that wait for `Clears.REBIND`."""
     nodes: tuple[Node, ...] = ()
     mounts: tuple[Mount, ...] = ()
     """What belongs to it beside its nodes."""
@@ -211,6 +211,10 @@ class LinkChange(Struct, frozen=True):
 Hint = Uevent | PathChange | LinkChange
 
 
+_BEFORE: Final = re.compile(r"[^\s:]+ ([^\s]+): ")
+"""What dev_printk puts before a driver's message (dev_printk_emit, drivers/base/core.c): `<driver> <device>: `."""
+
+
 class Record(Struct, frozen=True):
     """A fact from the kernel that sysfs does not keep (an XID line, WEDGED)."""
 
@@ -226,6 +230,26 @@ class Record(Struct, frozen=True):
     """The line; of an event, its DEVPATH; `Heard.text`."""
     properties: Mapping[str, str] = {}
     """Of an event; of a line, what the kernel says it is about: SUBSYSTEM, DEVICE."""
+
+    @property
+    def device(self) -> str:
+        """Of a line: the name of the device that the kernel says it is about, `0000:3b:00.0`; empty if it names none.
+
+        It is in the tags of the record, which no text in a line can forge (Documentation/ABI/testing/dev-kmsg).
+        """
+        subsystem, tag = self.properties.get("SUBSYSTEM", ""), self.properties.get("DEVICE", "")
+        return tag.removeprefix(f"+{subsystem}:") if subsystem and tag.startswith(f"+{subsystem}:") else ""
+
+    @property
+    def message(self) -> str:
+        """Of a line: the driver's own words, without the driver and device before them.
+
+        Many lines quote what users choose: mount options, names of USB devices and of processes. So only the beginning of
+        these words proves that a driver wrote them.
+        """
+        device = self.device
+        found = _BEFORE.match(self.text) if device else None
+        return self.text[found.end() :] if found is not None and found[1] == device else self.text
 
 
 class Heard(Struct, frozen=True):
@@ -273,6 +297,9 @@ class ResourceSpec(Struct, Generic[Options], frozen=True):
     """By which of the kubelet's APIs pods get it: never by both."""
 
 
+_MADE_UNDERSCORES: Final = str.maketrans("/.", "__")
+
+
 class Resource(Struct, Generic[Options], frozen=True):
     """A resource name and its spec."""
 
@@ -303,6 +330,14 @@ class Resource(Struct, Generic[Options], frozen=True):
     def is_template(self) -> bool:
         """Does it stand for a resource for each value of an attribute?"""
         return PLACEHOLDER.search(self.name) is not None
+
+    def variable(self, prefix: str) -> str:
+        """The variable with the devices that a pod has of it: `PCI_RESOURCE_NVIDIA_COM_TU104GL-T4`, as KubeVirt's.
+
+        The name is in upper case, with `_` for `/` and `.`; a `-` stays (ResourceNameToEnvVar in KubeVirt's pkg/util;
+        sriov-network-device-plugin makes the name in the same way).
+        """
+        return f"{prefix}_{self.name.upper().translate(_MADE_UNDERSCORES)}"
 
     def refuses(self, device: Device) -> str | None:
         """Why this resource's selectors do not take the device, or None if they do."""

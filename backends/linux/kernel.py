@@ -1,4 +1,4 @@
-"""Changes hardware through the kernel: writes into sysfs, loads a module, and waits for what comes of that.
+"""Changes hardware through the kernel: writes into sysfs, loads a module, waits for what comes of that, notes what to undo.
 
 `Kernel` is an object so that a test can hand in one that acts as a kernel would.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Final
 
 from backends.base import Host, HostPath, NotReady
 from backends.errors import reason_of
+from backends.linux import files
 
 GONE: Final = (errno.ENOENT, errno.ENODEV, errno.ENXIO)
 """The errors of the kernel for hardware that is gone."""
@@ -55,6 +55,8 @@ class Kernel:
         Raises:
             OSError: there is no modprobe, or it failed; with what it said.
         """
+        import subprocess  # noqa: PLC0415  # milliseconds of a start, for what is rarely done
+
         command = ["modprobe", "--dirname", os.fspath(self._host.root), module]
         try:
             done = subprocess.run(  # noqa: S603  # nothing in it comes from outside
@@ -82,3 +84,44 @@ def explained(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise NotReady(f"{what}: {reason_of(error)}") from error
+
+
+_MOST: Final = 8192  # bytes; a path has 4,096 at most (PATH_MAX)
+
+
+class Notes:
+    """Notes of what to undo to hardware after a pod: one file for each piece, in a directory below /run.
+
+    A reboot ends the notes and what they are about.
+    """
+
+    def __init__(self, host: Host, directory: HostPath) -> None:
+        self._host, self._directory = host, directory
+
+    def read(self, name: str) -> bytes | None:
+        """The note about a piece of hardware; None if there is none.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        try:
+            return files.read(self._host.local(self._directory / name), _MOST, follow=False)
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write the note about a piece of hardware, in place of an earlier one.
+
+        Raises:
+            OSError: what was noted before is noted still.
+        """
+        self._host.local(self._directory).mkdir(mode=0o755, parents=True, exist_ok=True)
+        files.replace(self._host.local(self._directory / name), data)
+
+    def drop(self, name: str) -> None:
+        """Remove the note about a piece of hardware.
+
+        Raises:
+            OSError: the note is there still.
+        """
+        self._host.local(self._directory / name).unlink(missing_ok=True)

@@ -19,8 +19,7 @@ from msgspec import Struct
 
 from backends.base import Host, HostPath, Node, Signal, Verdict
 from backends.errors import not_short, reason_of
-from backends.linux import sysfs, usb
-from backends.linux.pci import functions as pci
+from backends.linux import pci, sysfs, usb
 
 MOST_LINKS: Final = 40
 """Links followed before a path counts as a loop (the kernel's MAXSYMLINKS)."""

@@ -2,7 +2,8 @@
 
 Missing means unknown: whatever is missing, unreadable or garbage is None or empty, and no exception (but see `entries`),
 unless this process ran out of something. Links are followed here and not by the kernel: one that leads elsewhere than
-straight into /sys/devices counts as missing.
+straight into /sys/devices counts as missing. What is read every few seconds of every device is read by the names in a
+directory that is opened once (`opened_directory`), which takes half as long as by whole paths.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Final
 
 from msgspec import Struct
@@ -174,3 +176,62 @@ def _directories(host: Host, device: HostPath) -> list[str]:
         not_short(error)
         return []
     return sorted(name for name in names if name != "power" and not name.startswith("ep_"))
+
+
+# --- in a directory that is opened once ---
+
+
+_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in a fixture tree must not block us
+
+_DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+@contextmanager
+def opened_directory(path: str) -> Iterator[int]:
+    """A directory, open for reading files in it; the kernel follows links to it.
+
+    Raises:
+        OSError: there is none, or it may not be entered.
+    """
+    directory = _open(path, _DIRECTORY)
+    try:
+        yield directory
+    finally:
+        os.close(directory)
+
+
+def read_in(directory: int, name: str) -> bytes:
+    """The content of a small file, without the white space around it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    file = open_in(directory, name)
+    try:
+        return os.read(file, ATTRIBUTE_BYTES).strip()
+    finally:
+        os.close(file)
+
+
+def open_in(directory: int, name: str) -> int:
+    """Open a small file for reading.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    return _open(name, _FLAGS, directory)
+
+
+def _open(path: str, flags: int, directory: int | None = None) -> int:
+    try:
+        return os.open(path, flags, dir_fd=directory)
+    except OSError as error:
+        raise not_short(error) from None
+
+
+def text_in(directory: int, name: str) -> bytes | None:
+    """As `read_in`; None if it cannot be read."""
+    try:
+        return read_in(directory, name)
+    except OSError:
+        return None

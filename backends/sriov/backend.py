@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Final
 
 from msgspec.structs import replace
@@ -26,20 +26,19 @@ from backends.base import (
     Released,
     Signal,
     Uevent,
+    Verdict,
     Watches,
 )
+from backends.linux import device_info, host_uses, iommu, netdevs, pci, pci_health, rdma, sysfs
 from backends.linux.kernel import Kernel
-from backends.linux.network import device_info, netdevs, rdma
-from backends.linux.network import routes as host_routes
-from backends.linux.pci import functions as pci
-from backends.linux.pci import host_uses, iommu
-from backends.linux.pci import recovery as pci_recovery
-from backends.sriov import creation, devices, functions, health, nodes, subfunctions, variables
+from backends.linux.nodes import missing
+from backends.sriov import container_edits, creation, devices
 from backends.sriov.creation import Creator
+from backends.sriov.devices import link
 from backends.sriov.options import SriovOptions, SriovResource, complaints
 
 _SUBSYSTEMS: Final = frozenset({"pci", "auxiliary", "net", "infiniband", "infiniband_verbs", "uio", "vdpa"})
-_SHARED: Final = frozenset({*nodes.VHOST, rdma.RDMA_CM})
+_SHARED: Final = frozenset({*container_edits.VHOST, rdma.RDMA_CM})
 
 
 class Sriov(Backend[SriovOptions]):
@@ -49,7 +48,7 @@ class Sriov(Backend[SriovOptions]):
     """
 
     options_type: ClassVar = SriovOptions
-    attributes: ClassVar = functions.ATTRIBUTES
+    attributes: ClassVar = devices.ATTRIBUTES
     company: ClassVar = frozenset({"gpu"})
     complaints: ClassVar = staticmethod(complaints)
 
@@ -63,10 +62,10 @@ class Sriov(Backend[SriovOptions]):
         """Every function of a class that a resource wants, and every subfunction."""
         wanted = {resource.spec.options.device_type for resource in self.resources}
         for address, kind, _ in pci.announced(self.host):
-            if functions.device_type(kind) in wanted:
+            if devices.device_type(kind) in wanted:
                 yield address
         if "auxNetDevice" in wanted:
-            yield from subfunctions.names(self.host)
+            yield from devices.subfunctions(self.host)
 
     def discover(self, unit: str) -> Discovery:
         """The device of the function, for each resource that can take it."""
@@ -76,8 +75,8 @@ class Sriov(Backend[SriovOptions]):
         """Events of functions, interfaces, links, and nodes of all kinds."""
         return Watches(
             subsystems=_SUBSYSTEMS,
-            directories=frozenset({nodes.DEV, nodes.DEV / "net", iommu.NODES, rdma.NODES}),
-            facts=frozenset({pci_recovery.FACT}),
+            directories=frozenset({container_edits.DEV, container_edits.DEV / "net", iommu.NODES, rdma.NODES}),
+            facts=frozenset({pci_health.FACT}),
             links=True,
         )
 
@@ -89,7 +88,7 @@ class Sriov(Backend[SriovOptions]):
             return netdevs.having(hint.name, known, ("pf", "ifname"))
         assert isinstance(hint, Uevent)
         if hint.subsystem == "auxiliary":
-            return (hint.name,) if subfunctions.NAME.fullmatch(hint.name) else ()
+            return (hint.name,) if devices.SUBFUNCTION.fullmatch(hint.name) else ()
         found = pci.affected(hint, known) | pci.undivided(hint, known)
         if hint.subsystem != "pci":
             found &= known.keys()  # functions of other classes have interfaces, too
@@ -103,7 +102,7 @@ class Sriov(Backend[SriovOptions]):
             return ()
         if creation.is_stand_in(device):
             return (creation.signal(device),)
-        return health.signals(self.host, device, self._options_of(device))
+        return _device_signals(self.host, device, self._options_of(device))
 
     def _options_of(self, device: Device) -> SriovOptions:
         taker = next((it for it in self.resources if it.configured == device.resource), None)
@@ -111,7 +110,7 @@ class Sriov(Backend[SriovOptions]):
 
     def signals(self, record: Record) -> Iterable[Signal]:
         """PCI error recoveries, of any function."""
-        return pci_recovery.signals(record)
+        return pci_health.recovery_signals(record)
 
     # --- making virtual functions ---
 
@@ -135,7 +134,7 @@ class Sriov(Backend[SriovOptions]):
 
     def edits(self, resource: SriovResource, grants: Sequence[Grant]) -> ContainerEdits:
         """The nodes, each once, and the two variables."""
-        return replace(ContainerEdits.of(grants), env=variables.of_container(resource, grants))
+        return replace(ContainerEdits.of(grants), env=container_edits.variables(resource, grants))
 
     def claim(self, resource: SriovResource, grants: Sequence[Grant]) -> None:
         """Check again whether the host needs the device, and write the file that tells CNI plugins about it.
@@ -144,7 +143,7 @@ class Sriov(Backend[SriovOptions]):
             AllocationRefused: the host needs it by now for its network, or the file cannot be written.
         """
         are_interfaces = any(it.device.attributes.get("ifname") for it in grants)
-        routes = host_routes.read(self.host) if are_interfaces else None
+        routes = netdevs.routes(self.host) if are_interfaces else None
         for grant in grants:
             device = grant.device
             if creation.is_stand_in(device):
@@ -175,3 +174,66 @@ def _with_node(path: HostPath, known: Known) -> list[str]:
     return [
         unit for unit, devices in known.items() if any(node.path == path for device in devices for node in device.nodes)
     ]
+
+
+# --- how a device is ---
+
+
+_ETHERNET: Final = "0200"
+
+
+def _device_signals(host: Host, device: Device, options: SriovOptions) -> Iterator[Signal]:
+    """What is wrong with the device, and with the physical function that it is a part of."""
+    hardware = min(device.hardware)
+    yield from missing(host, hardware, device.nodes)
+    if options.vhost_net and not set(container_edits.VHOST) <= {node.path for node in device.nodes}:
+        why = f"{' or '.join(map(str, container_edits.VHOST))} is missing, and so both are left out: load vhost_net and tun"
+        yield Signal(hardware, "vhost-missing", Verdict.DEGRADED, why)
+    yield from _group(host, device, hardware)
+    if device.attributes.get("function") == ("physical",) and _is_away(host, device):
+        why = f"the interface of {device.key} cannot be seen: another network namespace has it, or Fairlead is in one"
+        yield Signal(hardware, "in-another-namespace", Verdict.NOW, why, unless_held=True)
+    enabled = [name for name in device.attributes.get("ifname", ()) if netdevs.is_enabled(host, name)]
+    for use in host_uses.addresses(host, enabled):
+        yield Signal(hardware, "has-address", Verdict.INFO, f"{device.key} {use}, which it would lose to a pod")
+    physical = device.attributes.get("physical", ())
+    for address in device.attributes.get("address", ()):
+        yield from pci_health.signals(host, address, has_link=not physical)
+    for address in physical:
+        yield from pci_health.signals(host, address)
+        for name in device.attributes.get("pf", ()):
+            yield from _link(host, address, name, options)
+
+
+def _is_away(host: Host, device: Device) -> bool:
+    """Is the interface of a card elsewhere, although its driver makes one? The default route may lead through it."""
+    said = device.attributes
+    is_ethernet = any(kind.startswith(_ETHERNET) for kind in said.get("class", ()))
+    in_user_space = any(it.path.parent == iommu.NODES or it.path.name.startswith("uio") for it in device.nodes)
+    return is_ethernet and not in_user_space and not netdevs.names(host, pci.FUNCTIONS / device.key)
+
+
+def _group(host: Host, device: Device, hardware: str) -> Iterator[Signal]:
+    """On a vfio driver it can be opened only if the whole IOMMU group can be handed out."""
+    if all(node.path.parent != iommu.NODES for node in device.nodes):
+        return
+    number = next(iter(device.attributes.get("iommu_group", ())), "")
+    if sysfs.names(host, iommu.GROUPS / number / "devices") == [device.key]:
+        return  # it is alone, as virtual functions are
+    group = iommu.read(host, number)
+    for member in group.members if group is not None else ():
+        if not member.is_viable:
+            why = f"{group.name if group else ''} cannot be opened while {member.name}, in it, is on {member.driver}"
+            yield Signal(hardware, "group-not-viable", Verdict.NOW, why)
+
+
+def _link(host: Host, physical: str, name: str, options: SriovOptions) -> Iterator[Signal]:
+    """The physical function's link. One that is not set up may be so on purpose: only some drivers need it."""
+    if (state := netdevs.down(host, name)) is None:
+        return
+    if netdevs.is_enabled(host, name):
+        why = f"the link of {name}, the physical function {physical}, is {state}"
+        yield Signal(link(physical), "link-down", Verdict.DELAYED, why, after=float(options.down_after))
+    else:
+        why = f"{name}, the interface of the physical function {physical}, is not set up (ip link set {name} up)"
+        yield Signal(link(physical), "link-disabled", Verdict.DEGRADED, why)

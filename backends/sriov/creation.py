@@ -12,14 +12,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from backends.base import Device, Host, NotReady, Signal, Verdict
+from backends.base import Device, Host, NotReady, Signal, Verdict, assumed
 from backends.errors import reason_of
-from backends.interface.attributes import assumed
-from backends.linux import sysfs
+from backends.linux import iommu, netdevs, pci, sysfs
 from backends.linux.kernel import Kernel
-from backends.linux.network import netdevs
-from backends.linux.pci import functions as pci
-from backends.linux.pci import iommu
 from backends.sriov.options import SriovResource
 
 _SHARED: Final = ("vendor", "subsystem_vendor", "numa_node")

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
-from backends import kubevirt
 from backends.base import (
     ALL,
     TEXT,
@@ -30,17 +29,14 @@ from backends.base import (
     Uevent,
     Watches,
 )
+from backends.errors import each
+from backends.linux import iommu, pci, pci_health
+from backends.linux.iommu import Group
 from backends.linux.kernel import Kernel
-from backends.linux.pci import functions as pci
-from backends.linux.pci import iommu, reset
-from backends.linux.pci import recovery as pci_recovery
-from backends.linux.pci.iommu import Group
-from backends.try_each import each
-from backends.vfio import devices, health, vgpu
-from backends.vfio.binding import Binder
-from backends.vfio.binding_plan import plan
+from backends.vfio import devices, vgpu
+from backends.vfio.binding import Binder, plan
 from backends.vfio.options import VfioOptions, VfioResource, complaints
-from backends.vfio.vgpu_types import VgpuTypes
+from backends.vfio.vgpu import VgpuTypes
 
 _MOVING = frozenset({"add", "remove", "bind", "unbind"})
 
@@ -78,18 +74,18 @@ class Vfio(Backend[VfioOptions]):
         wanted = found[2].spec.options.vgpu_type if found is not None else None
         yield from vgpu.signals(self.host, device, devices.depends(device.unit), wanted)
         if found is not None:
-            yield from health.signals(self.host, device, *found)
+            yield from devices.signals(self.host, device, *found)
 
     def signals(self, record: Record) -> Iterable[Signal]:
         """PCI error recoveries, of any function: it may be in any group, or the physical one of a virtual one."""
-        return pci_recovery.signals(record)
+        return pci_health.recovery_signals(record)
 
     def watches(self, known: Known) -> Watches:  # noqa: ARG002  # an interface's
         """Events of functions and their drivers, and of nodes of vfio."""
         return Watches(
             frozenset({"pci", "vfio", "vfio-dev"}),
             directories=frozenset({iommu.NODES, devices.OWN_NODES}),
-            facts=frozenset({pci_recovery.FACT}),
+            facts=frozenset({pci_health.FACT}),
         )
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
@@ -144,7 +140,7 @@ class Vfio(Backend[VfioOptions]):
                     f"{grant.id} of {resource.name} is on no vfio driver at the moment. Create the pod again."
                 )
         addresses = ",".join(dict.fromkeys(grant.device.key for grant in grants))
-        return replace(ContainerEdits.of(grants), env={kubevirt.variable("PCI_RESOURCE", resource.name): addresses})
+        return replace(ContainerEdits.of(grants), env={resource.variable("PCI_RESOURCE"): addresses})
 
     def claim(self, resource: VfioResource, grants: Sequence[Grant]) -> None:
         """Bind what is to be bound, and check that each group can be opened."""
@@ -216,7 +212,7 @@ class Vfio(Backend[VfioOptions]):
                     )
                 continue
             try:
-                reset.reset(self.host, function.address)
+                pci.reset(self.host, function.address)
             except AllocationRefused:
                 if function.address in asked:
                     raise

@@ -1,25 +1,28 @@
-"""Makes a device of each IOMMU group, for each resource that selects any of its functions.
+"""Makes a device of each IOMMU group, for each resource that selects any of its functions; says how it is.
 
 Selectors are matched with each function here, because a group is one device however many of its functions are selected. The
 device has the name and the attributes of its first selected function; the inventory matches the selectors with the device
 again, and gives the group to the first resource that wants a function of it. What else is selected goes with it: it is a
 device of its own that is only shown.
+
+Signals about the binding are about the group, which no other backend knows: a resource of another backend may have the same
+function in another mode, and must not suffer. Signals about the function itself concern every backend.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
 
-from backends.base import Device, Discovery, Host, HostPath, Node
-from backends.linux import sysfs
-from backends.linux.pci import functions as pci
-from backends.linux.pci import iommu, reset
-from backends.linux.pci.iommu import NODES, Group
-from backends.vfio.binding_plan import card, plan
-from backends.vfio.options import Iommu, VfioResource
+from backends.base import Device, Discovery, Host, HostPath, Node, Signal, Verdict
+from backends.linux import iommu, pci, pci_health, sysfs
+from backends.linux.iommu import NODES, Group
+from backends.linux.nodes import missing
+from backends.vfio.binding import Plan, card, plan
+from backends.vfio.options import MODULE, Iommu, VfioOptions, VfioResource
 
 OWN_NODES: Final = NODES / "devices"
 IOMMUFD: Final = HostPath("/dev/iommu")
@@ -104,7 +107,7 @@ def _device(host: Host, unit: str, group: Group, resource: VfioResource, functio
     first = functions[0]
     options = resource.spec.options
     others = tuple(function.address for function in group.functions if function is not first)
-    unresettable = (reset.refusal(host, function) for function in functions)
+    unresettable = (pci.reset_refusal(host, function) for function in functions)
     return Device(
         key=first.address,
         unit=unit,
@@ -150,3 +153,56 @@ def has_own_nodes(host: Host, functions: Sequence[pci.Function]) -> bool:
 
 def _node(path: HostPath) -> Node:
     return Node(path, path.text, _PERMISSIONS)
+
+
+# --- health ---
+
+
+def signals(
+    host: Host, device: Device, group: Group, functions: Sequence[pci.Function], resource: VfioResource
+) -> Iterator[Signal]:
+    """What is wrong with the device now."""
+    options = resource.spec.options
+    first, signal = functions[0], partial(Signal, depends(device.unit))
+    planned = plan(host, group, functions, resource)
+    if planned.obstacle:
+        yield signal("group-not-viable", Verdict.NOW, planned.obstacle)
+    if iommu.is_vfio(first):
+        yield from _node_signals(host, device, group, functions, options)
+    if options.bind == "start" and planned.bind:
+        yield signal("not-bound", Verdict.NOW, _unbound(planned))
+    elif not iommu.is_vfio(first) and (verdict := _verdict(host, first, options)) is not None:
+        yield signal("driver-unbound", verdict, f"{first.address} has no driver; it belongs on {MODULE}")
+    for function in functions:
+        yield from pci_health.signals(host, function.address)
+
+
+def _unbound(planned: Plan) -> str:
+    function = planned.bind[-1]
+    has = f"is on {function.driver}" if function.driver else "has no driver"
+    return f"{function.address} {has}: Fairlead binds it to {MODULE} while it runs; if it cannot, its log says why"
+
+
+def _verdict(host: Host, function: pci.Function, options: VfioOptions) -> Verdict | None:
+    """The verdict on a function without a driver; None if none is needed before a pod asks."""
+    if function.driver is not None:
+        return None
+    if options.bind == "never":
+        return Verdict.NOW
+    return Verdict.DEGRADED if pci.driver_override(host, function.address) == MODULE else None
+
+
+def _node_signals(
+    host: Host, device: Device, group: Group, functions: Sequence[pci.Function], options: VfioOptions
+) -> Iterator[Signal]:
+    signal = partial(Signal, depends(device.unit))
+    if options.iommu == "iommufd" and group.is_noiommu:
+        yield signal("no-iommufd", Verdict.NOW, f'{device.key} has no IOMMU, which iommufd needs; set iommu = "legacy"')
+    elif options.iommu == "iommufd" and not has_own_nodes(host, functions):
+        why = (
+            f"the kernel makes no node of its own for {device.key}, or no /dev/iommu: both need Linux 6.6 and the module "
+            'iommufd; or set iommu = "legacy"'
+        )
+        yield signal("no-iommufd", Verdict.NOW, why)
+        return
+    yield from missing(host, depends(device.unit), device.nodes)

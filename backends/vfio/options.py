@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from backends.base import OptionsError, Resource
-from backends.linux.pci import functions as pci
+from backends.linux import pci
 
 MODULE: Final = "vfio-pci"
 

@@ -1,8 +1,12 @@
-"""Finds the virtual GPUs that a driver has made of a function: another driver would end them under a running machine.
+"""Finds the virtual GPUs that a driver has made of a function; gives virtual functions of NVIDIA's a vGPU type, and takes it back.
 
-NVIDIA's driver gives a virtual function a vGPU type, in `nvidia/current_vgpu_type` (0: none) where the kernel has a vfio of
-the vendor's own, else by a mediated device below the function (NVIDIA's vGPU user guide, "Creating an NVIDIA vGPU";
+Another driver would end them under a running machine. NVIDIA's driver gives a virtual function a vGPU type, in
+`nvidia/current_vgpu_type` (the number of a type, 0: none) where the kernel has a vfio of the vendor's own, else by a mediated
+device below the function (NVIDIA's vGPU user guide, "Creating an NVIDIA vGPU" and "vendor-specific VFIO framework";
 Documentation/driver-api/vfio-mediated-device.rst). Intel's are mediated devices too.
+
+A type is noted before it is given, one file for each function in /run, which a reboot ends as it ends the types. A type without
+a note was given by others.
 """
 
 from __future__ import annotations
@@ -10,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from backends.base import Device, Host, Signal, Verdict
-from backends.linux import sysfs
-from backends.linux.pci import functions as pci
+from backends.base import Device, Host, HostPath, NotReady, Signal, Verdict
+from backends.errors import reason_of
+from backends.linux import iommu, pci, sysfs
+from backends.linux.kernel import Kernel, Notes, explained
 
 OWN: Final = "nvidia"
 """The directory with the files of NVIDIA's driver, in that of a function."""
@@ -74,3 +79,66 @@ def signals(host: Host, device: Device, hardware: str, wanted: int | None) -> It
         yield Signal(hardware, "vgpu-type-changed", Verdict.NOW, why)
     elif not function.vgpu_type and (why := refusal(host, function, wanted) or ""):
         yield Signal(hardware, "no-room-for-vgpu", Verdict.NOW, why)
+
+
+# --- giving and taking types ---
+
+
+NOTES: Final = HostPath("/run/fairlead/vgpu")
+
+
+class VgpuTypes:
+    """The types of the virtual functions of one host."""
+
+    def __init__(self, host: Host, kernel: Kernel) -> None:
+        self._host = host
+        self._kernel = kernel
+        self._notes = Notes(host, NOTES)
+
+    def give(self, address: str, wanted: int) -> bool:
+        """Give a virtual function this type, unless it has it; was anything done?
+
+        Raises:
+            NotReady: it has another type, or the driver refuses. Then there is no note.
+        """
+        if (has := self._type(address)) == wanted:
+            return False
+        if has != 0:
+            raise NotReady(f"{address} has the vGPU type {'(unreadable)' if has is None else has}, not {wanted}")
+        try:
+            self._notes.write(address, f"{wanted}\n".encode())
+        except OSError as error:
+            why = f"{reason_of(error)}; let Fairlead write there"
+            raise NotReady(f"the vGPU type of {address} cannot be noted in {NOTES}: {why}") from error
+        try:
+            self._kernel.write(_file(address), str(wanted))
+        except OSError as error:
+            self._notes.drop(address)
+            why = f"{reason_of(error)}; is there room for one more on its card?"
+            raise NotReady(f"the NVIDIA driver gives {address} no vGPU type {wanted}: {why}") from error
+        return True
+
+    def take_back(self, address: str) -> None:
+        """Take away the type that we gave a function; one that others have given it since stays.
+
+        Raises:
+            NotReady: a virtual machine has it open, or the driver refuses; the note stays, for another time.
+        """
+        with explained(f"{NOTES / address} cannot be read"):
+            note = self._notes.read(address)
+        if note is None:
+            return
+        given = note.decode(errors="replace").strip()
+        if str(self._type(address)) == given:
+            refused = f"{address} keeps its vGPU type"
+            iommu.refuse_open(self._host, self._kernel, pci.FUNCTIONS / address, refused)
+            with explained(f"{address} keeps the vGPU type {given}"):
+                self._kernel.write(_file(address), "0")
+        self._notes.drop(address)
+
+    def _type(self, address: str) -> int | None:
+        return sysfs.number(self._host, _file(address))
+
+
+def _file(address: str) -> HostPath:
+    return pci.FUNCTIONS / address / OWN / TYPE

@@ -14,7 +14,7 @@ from agent.cdi import spec
 from agent.cdi.specifications import named
 from backends import registry
 from backends.base import Backend, ContainerEdits, Discovery, Grant, Resource
-from backends.interface.attributes import mistake
+from backends.interface.written import mistake
 from tests.backends.gpu import fake_nvml
 from tests.backends.gpu.fake_nvml import Install
 from tests.cdi.runtime import container

@@ -13,7 +13,7 @@ from agent.health.drains import FAILURES
 from backends.base import Backend, Record
 from backends.gpu import Gpu
 from backends.infiniband import InfiniBand
-from backends.linux.pci import functions as pci
+from backends.linux import pci
 from backends.vfio import Vfio
 from tests.backends.gpu import gpus
 from tests.backends.infiniband.test_backend import resource as rdma_resource

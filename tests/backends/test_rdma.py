@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from backends.base import Host
-from backends.infiniband import port_state
-from backends.infiniband.port_state import Physical, PortState, State
-from backends.linux.network import rdma
-from backends.linux.network.rdma import Port
+from backends.infiniband import ports
+from backends.infiniband.ports import Physical, PortState, State
+from backends.linux import rdma
+from backends.linux.rdma import Port
 from tests.backends.rdma_trees import DOWN, ETHERNET, PortTree, adapter, exclusive, hca
 from tests.backends.trees import plant, planted_host
 
@@ -110,7 +110,7 @@ def test_an_event_names_a_place(devpath: str, place: str) -> None:
 
 def one_port(tmp_path: Path, tree: PortTree, *counters: str) -> PortState:
     host = planted_host(tmp_path, adapter("mlx5_0", PF, (tree,)))
-    return port_state.read(host, Port("mlx5_0", 1, tree.link_layer), counters)
+    return ports.read(host, Port("mlx5_0", 1, tree.link_layer), counters)
 
 
 def test_a_port_that_is_up(tmp_path: Path) -> None:
@@ -158,9 +158,9 @@ def test_a_state_that_is_missing_is_unknown_and_one_that_cannot_be_read_is_told(
     state = host.local(rdma.INFINIBAND / "mlx5_0/ports/1/state")
     state.unlink()
     port = Port("mlx5_0", 1, "InfiniBand")
-    assert port_state.read(host, port) == PortState(port)
+    assert ports.read(host, port) == PortState(port)
     state.mkdir()
-    assert port_state.read(host, port).fault == "is a directory"
+    assert ports.read(host, port).fault == "is a directory"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_firmware_that_does_not_answer_is_told_and_an_adapter_that_leaves_is_n
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "read", fail)
-    assert port_state.read(host, Port("mlx5_0", 1, "InfiniBand")).fault == fault
+    assert ports.read(host, Port("mlx5_0", 1, "InfiniBand")).fault == fault
 
 
 # --- anything may be missing, or be garbage ---

@@ -29,7 +29,7 @@ from agent.inventory.survey import PATIENCE, survey
 from agent.simulation.api_server import check
 from backends.base import Host, Resource, ResourceSpec
 from backends.infiniband import InfiniBand, InfiniBandOptions
-from backends.linux.pci import iommu
+from backends.linux import iommu
 from tests.backends.trees import HOST, recorded_host
 from tests.needs import CORPUS
 

@@ -26,7 +26,7 @@ from backends.base import (
     Uevent,
     Verdict,
 )
-from backends.linux.network import device_info
+from backends.linux import device_info
 from backends.solarflare import Solarflare, SolarflareOptions, SolarflareResource
 from tests.backends.pci_trees import function
 from tests.backends.trees import plant, planted_host

@@ -13,7 +13,7 @@ import structlog
 
 from agent.cli import output
 from agent.runtime import logs
-from backends.printable import printable, printable_lines
+from backends.errors import printable, printable_lines
 from tests.e2e.process import finish
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\b"

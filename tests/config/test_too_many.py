@@ -12,7 +12,7 @@ from agent.config import load
 from agent.config.problems import ConfigError
 from agent.runtime import limits
 from backends.base import Backend
-from backends.chardev import MOST_TOKENS, nodes, paths
+from backends.chardev import MOST_TOKENS, finder, nodes
 from backends.chardev.finder import Group
 from tests.e2e.process import finish
 
@@ -49,7 +49,7 @@ def test_more_than_any_list_holds_is_refused_before_an_id_is_made(
         raise AssertionError("an ID was made")
 
     monkeypatch.setattr(nodes, "_ids", made)
-    monkeypatch.setattr(paths, "tokens", made)
+    monkeypatch.setattr(finder, "tokens", made)
     monkeypatch.setattr(Backend, "ids", made)
     found = problems(tmp_path, text.format(count=3_000_000))
     assert found

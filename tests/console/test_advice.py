@@ -15,7 +15,7 @@ from agent.health.judgement import DRAINED
 from agent.inventory.decision import TROUBLES
 from agent.inventory.shortfall import REASONS as MISSING
 from agent.inventory.shortfall import UNUSABLE as NO_USE
-from backends.gpu.nvidia.xid import CATALOG, XIDS
+from backends.gpu.xid import CATALOG, XIDS
 
 _ROOT = Path(__file__).parents[2]
 _MADE = re.compile(r"^(aer|stub)-$")

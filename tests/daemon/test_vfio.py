@@ -18,7 +18,7 @@ from agent.inventory.survey import survey
 from agent.kubelet.api.v1beta1 import ContainerAllocateResponse
 from agent.simulation.model import Phase
 from backends.base import Backend, Device
-from backends.linux.pci import functions as pci
+from backends.linux import pci
 from backends.vfio import Vfio, VfioResource
 from tests.backends.pci_trees import function
 from tests.backends.trees import plant

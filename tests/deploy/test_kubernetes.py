@@ -15,7 +15,7 @@ from agent.config import AgentConfig, Config, load
 from agent.config.file import DEFAULT_PATH
 from agent.daemon import shutdown
 from backends.base import Host
-from backends.gpu.nvidia import nvml
+from backends.gpu import nvml
 from tests.deploy.manifests import (
     KUBERNETES,
     KUSTOMIZATIONS,

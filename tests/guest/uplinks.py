@@ -14,10 +14,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from backends.base import Host
-from backends.linux import sysfs
-from backends.linux.network import netlink
-from backends.linux.pci import functions as pci
-from backends.linux.pci.host_uses import uses
+from backends.linux import netlink, pci, sysfs
+from backends.linux.host_uses import uses
 
 MADE: Final = {
     "bridge": "ip link add x type bridge; ip link set {} master x",

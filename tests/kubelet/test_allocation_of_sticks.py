@@ -16,7 +16,7 @@ from agent.model import Held
 from agent.runtime.workers import Workers
 from backends.base import AllocationRefused, Resource, ResourceSpec
 from backends.chardev import CharDev, CharDevOptions, PathOption
-from backends.chardev.selectors import UsbOption
+from backends.chardev.options import UsbOption
 from tests.backends.linux.sticks import stick
 from tests.backends.trees import planted_host
 

@@ -20,8 +20,8 @@ from backends.base import (
     Uevent,
     Verdict,
 )
-from backends.cex import Apqn, Cex, ap_bus
-from backends.cex.zcrypt_nodes import mask
+from backends.cex import Apqn, Cex, queues
+from backends.cex.container_files import mask
 from tests.backends.cex.cex_trees import BUS, MACHINE, backend, card, devices, granted, machine, resource
 from tests.backends.trees import entries, planted_host, spoilt
 
@@ -78,7 +78,7 @@ def test_a_queue_may_be_meant_on_one_machine_alone(tmp_path: Path, named: str | 
 def test_a_machine_that_does_not_say_which_it_is_is_no_machine(tmp_path: Path, sysinfo: str) -> None:
     host = planted_host(tmp_path)
     (tmp_path / "proc/sysinfo").write_text(sysinfo)
-    assert ap_bus.machine(host) is None
+    assert queues.machine_id(host) is None
 
 
 def test_a_queue_of_two_sets_is_the_first_ones_and_the_others_go_on(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from backends.base import AllocationRefused, Host, HostPath, Released
 from backends.cex import Cex, CexResource
-from backends.cex.zcrypt_nodes import EVERYTHING, mask
+from backends.cex.container_files import EVERYTHING, mask
 from backends.linux.kernel import Kernel
 from tests.backends.cex.cex_trees import BUS, backend, card, granted, machine, resource
 from tests.backends.crashes import Crash

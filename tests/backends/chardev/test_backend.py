@@ -174,7 +174,7 @@ def test_a_directory_that_cannot_be_listed_is_a_problem(tmp_path: Path) -> None:
 
 
 def test_a_glob_that_matches_too_much_is_cut_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("paths", "nodes"):
+    for module in ("finder", "nodes"):
         monkeypatch.setattr(f"backends.chardev.{module}.MOST_MATCHES", 4)
     tree = "\n".join(f"dev/x{n}" for n in range(9))
     backend = chardev(tmp_path, tree, resource("/dev/kvm"), resource("/dev/x*"))

@@ -256,7 +256,7 @@ def test_many_wrong_entries_of_a_glob_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_glob_that_matches_too_much_is_cut_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backends.chardev.paths.MOST_MATCHES", 3)
+    monkeypatch.setattr("backends.chardev.finder.MOST_MATCHES", 3)
     monkeypatch.setattr("backends.chardev.bundles.MOST_MATCHES", 3)
     tree = "\n".join(f"srv/{n}" for n in range(9))
     backend = chardev(tmp_path, tree, bundle(path("/srv/*", type="mount")))

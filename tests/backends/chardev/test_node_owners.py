@@ -116,8 +116,8 @@ def test_a_crash_at_any_step_is_undone_by_the_release(tmp_path: Path, monkeypatc
         return acting
 
     with monkeypatch.context() as patched:
-        patched.setattr("backends.linux.undo_journal.files.replace", crashing(files.replace))
-        patched.setattr("backends.chardev.node_owners.os.chown", crashing(os.chown))
+        patched.setattr("backends.linux.kernel.files.replace", crashing(files.replace))
+        patched.setattr("backends.chardev.backend.os.chown", crashing(os.chown))
         with suppress(Crash):
             node.claim()
             of_user_108(node)
@@ -135,7 +135,7 @@ def test_a_node_that_cannot_be_given_refuses_the_pod_and_says_what_to_do(tmp_pat
         raise PermissionError(1, "Operation not permitted")
 
     with monkeypatch.context() as patched:
-        patched.setattr("backends.chardev.node_owners.os.chown", refuse)
+        patched.setattr("backends.chardev.backend.os.chown", refuse)
         with pytest.raises(AllocationRefused, match=r"cannot be given to user 107: operation not permitted.*CHOWN"):
             node.claim()
     node.release()

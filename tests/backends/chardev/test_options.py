@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.config import ConfigError, load, typed
 from backends.chardev import MOST_TOKENS, CharDev, CharDevOptions, PathOption
-from backends.chardev.selectors import UsbOption, usb_id
+from backends.chardev.options import UsbOption, usb_id
 from tests.backends.chardev.chardevs import FTDI, configured, refused
 
 SERIAL = {"vendor": "0403"}

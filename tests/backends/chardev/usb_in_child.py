@@ -16,7 +16,7 @@ from agent.discovery.sources import Emitted, Resync
 from agent.discovery.uevents import UeventSource
 from backends.base import Device, Discovery, Record, Resource, ResourceSpec
 from backends.chardev import CharDev, CharDevOptions
-from backends.chardev.selectors import UsbOption
+from backends.chardev.options import UsbOption
 from tests.backends.linux.sticks import directory, stick, tty
 from tests.backends.trees import plant, planted_host
 from tests.e2e.hermetic import Injector

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from backends.gpu.nvidia import nvml, nvml_process
+from backends.gpu import nvml, nvml_process
 from tests.backends.machines import CONTROLS, mig, nvidia_gpu, uuid
 
 

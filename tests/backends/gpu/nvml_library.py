@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.gpu.nvidia import nvml
+from backends.gpu import nvml
 from tests.backends.gpu.fake_nvml import forget
 from tests.wait import PATIENCE
 

@@ -21,9 +21,8 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 
 from backends.base import Verdict
-from backends.gpu import Gpu
-from backends.gpu.amd import exporter as amd_exporter
-from backends.gpu.amd.exporter import SOCKET, states
+from backends.gpu import Gpu, amd
+from backends.gpu.amd import SOCKET, exporter_states
 from tests.backends.gpu.gpus import backend, devices, resource
 from tests.backends.machines import MI210, MI300X, mi210_server, mi300x_cpx
 
@@ -39,7 +38,7 @@ def root() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def forgetful() -> None:
-    amd_exporter._states.cache_clear()
+    amd._exporter_states.cache_clear()
 
 
 class Bytes(CodecBase):
@@ -116,14 +115,14 @@ async def test_a_divided_gpu_is_as_the_exporter_says_of_the_whole(root: Path) ->
 async def test_an_answer_without_sense_says_nothing(root: Path, answer: bytes | Status) -> None:
     gpu = backend(root, mi210_server(), AMD)
     async with exporting(root, answer):
-        assert await asyncio.to_thread(states, gpu.host) == {}
+        assert await asyncio.to_thread(exporter_states, gpu.host) == {}
 
 
 async def test_a_later_exporters_further_fields_hide_no_unhealthy_gpu(root: Path) -> None:
     gpu, further = backend(root, mi210_server(), AMD), b"\x30\x07" + b"\x39" + bytes(8) + b"\x45" + bytes(4)
     known = text(3, "unhealthy") + text(5, MI210[1])
     async with exporting(root, further + text(1, further + known + further)):
-        assert await asyncio.to_thread(states, gpu.host) == {MI210[1]: "unhealthy"}
+        assert await asyncio.to_thread(exporter_states, gpu.host) == {MI210[1]: "unhealthy"}
 
 
 def test_where_its_directory_may_not_be_seen_nothing_is_said(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +132,7 @@ def test_where_its_directory_may_not_be_seen_nothing_is_said(root: Path, monkeyp
         raise PermissionError
 
     monkeypatch.setattr(Path, "exists", refuse)
-    assert states(gpu.host) == {}
+    assert exporter_states(gpu.host) == {}
 
 
 def test_where_there_is_no_exporter_nothing_is_said(root: Path) -> None:
@@ -150,17 +149,17 @@ async def test_what_speaks_something_else_says_nothing(root: Path, speech: bytes
         writer.close()
 
     async with await asyncio.start_unix_server(speak, path):
-        assert await asyncio.to_thread(states, gpu.host) == {}
+        assert await asyncio.to_thread(exporter_states, gpu.host) == {}
 
 
 async def test_one_that_hangs_is_not_waited_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, path = backend(root, mi210_server(), AMD), root / SOCKET.text[1:]
     path.parent.mkdir(parents=True)
-    monkeypatch.setattr(amd_exporter, "_DEADLINE", 0.01)
+    monkeypatch.setattr(amd, "_DEADLINE", 0.01)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         server.listen()
-        assert await asyncio.to_thread(states, gpu.host) == {}
+        assert await asyncio.to_thread(exporter_states, gpu.host) == {}
 
 
 async def test_one_that_talks_without_end_is_not_listened_to_for_longer(
@@ -168,7 +167,7 @@ async def test_one_that_talks_without_end_is_not_listened_to_for_longer(
 ) -> None:
     gpu, path = backend(root, mi210_server(), AMD), root / SOCKET.text[1:]
     path.parent.mkdir(parents=True)
-    monkeypatch.setattr(amd_exporter, "time", SimpleNamespace(monotonic=itertools.count(step=0.5).__next__))
+    monkeypatch.setattr(amd, "time", SimpleNamespace(monotonic=itertools.count(step=0.5).__next__))
     pings = 0
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -184,5 +183,5 @@ async def test_one_that_talks_without_end_is_not_listened_to_for_longer(
         writer.close()
 
     async with await asyncio.start_unix_server(talk, path):
-        assert await asyncio.to_thread(states, gpu.host) == {}
+        assert await asyncio.to_thread(exporter_states, gpu.host) == {}
     assert 0 < pings < 10

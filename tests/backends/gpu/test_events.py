@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from backends.base import Grant, HostPath, Known, LinkChange, PathChange, Uevent, Verdict, Watches
-from backends.gpu import Gpu
-from backends.gpu.nvidia import xid
-from backends.linux.pci import functions as pci
+from backends.gpu import Gpu, xid
+from backends.linux import pci
 from tests.backends.gpu.gpus import backend, devices, look, resource
 from tests.backends.kernel_calls import kernel_calls
 from tests.backends.machines import H100, MI210, flex_server, hgx_h100, mi210_server, mi300x_cpx, nvidia_gpu

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from backends.base import AllocationRefused, Device, Grant, HostPath, Mount
-from backends.gpu import Gpu
-from backends.gpu.nvidia import gke
+from backends.gpu import Gpu, nvidia_edits
 from tests.backends.gpu.fake_nvml import FakeGpu, install
 from tests.backends.gpu.gpus import backend, devices, given, nodes, offered, resource
 from tests.backends.machines import CONTROLS, hgx_h100, information, nvidia_gpu, uuid
@@ -78,7 +77,7 @@ def test_the_limits_of_all_clients_together_are_no_more_than_the_gpu(
     device = Device("gpu", "gpu", frozenset({"pci:gpu"}), attributes={"minor": ("0",), "memory": (str(memory),)})
     shared = resource(style="gke", replicas=clients, sharing="mps")
     asked = data.draw(st.integers(1, clients))
-    env = [gke.edits(shared, [Grant(f"{n}", device)] * n).env for n in (asked, clients - asked) if n]
+    env = [nvidia_edits.gke_edits(shared, [Grant(f"{n}", device)] * n).env for n in (asked, clients - asked) if n]
     assert sum(int(one["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]) for one in env) <= 100
     limits = [one["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] for one in env]
     assert sum(int(one.removeprefix("0=").removesuffix("M")) for one in limits) <= memory

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from backends.base import HostPath, Link
-from backends.gpu.nvidia import nvml
+from backends.gpu import nvml
 from tests.backends.gpu.fake_nvml import ADDRESS, DIVIDED, KNOWN, MIG1, MIG2, FakeGpu, Install
 from tests.backends.gpu.gpus import backend, devices, given, look, offered, resource
 from tests.backends.machines import CONTROLS, H100, hgx_h100, information, nvidia_gpu, uuid

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from backends.base import Heard, Record, Verdict
-from backends.gpu.nvidia import nvml
+from backends.gpu import nvml
 from backends.interface.values import Known
 from tests.backends.gpu import nvml_library
 from tests.backends.gpu.gpus import backend, look, resource

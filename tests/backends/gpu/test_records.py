@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from backends.base import Clears, Host, Record, Signal, Verdict
-from backends.gpu import Gpu, GpuResource
-from backends.gpu.nvidia import xid
+from backends.gpu import Gpu, GpuResource, xid
 from tests.backends.gpu.gpus import resource
 
 GPU = "0000:3b:00.0"

@@ -20,7 +20,7 @@ from backends.base import (
     Uevent,
 )
 from backends.infiniband import InfiniBand, InfiniBandOptions, InfiniBandResource
-from backends.linux.network import rdma
+from backends.linux import rdma
 from tests.backends.pci_trees import function
 from tests.backends.rdma_trees import DOWN, ETHERNET, RDMA_CM, PortTree, adapter, exclusive, hca, rxe
 from tests.backends.trees import plant, planted_host

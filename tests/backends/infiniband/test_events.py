@@ -8,7 +8,7 @@ import pytest
 
 from backends.base import ALL, All, Hint, HostPath, Known, LinkChange, PathChange, Seconds, Uevent
 from backends.infiniband import InfiniBand
-from backends.linux.network import rdma
+from backends.linux import rdma
 from tests.backends.infiniband.test_backend import PF, VF, resource
 from tests.backends.rdma_trees import adapter, hca, rxe
 from tests.backends.trees import planted_host

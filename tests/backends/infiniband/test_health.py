@@ -15,10 +15,10 @@ from agent.inventory.inventory import Inventory
 from agent.model import Health, Held
 from agent.model import State as Is
 from backends.base import Device, Measure, Seconds, Signal, Trend, Verdict
-from backends.infiniband import InfiniBand, InfiniBandOptions, port_health
-from backends.infiniband.port_state import Physical, PortState, State
-from backends.linux.network import rdma
-from backends.linux.network.rdma import Port
+from backends.infiniband import InfiniBand, InfiniBandOptions, ports
+from backends.infiniband.ports import Physical, PortState, State
+from backends.linux import rdma
+from backends.linux.rdma import Port
 from tests.backends.infiniband.test_backend import PF, VF, resource, take_away
 from tests.backends.rdma_trees import DOWN, ETHERNET, PortTree, adapter, exclusive, hca, rxe
 from tests.backends.trees import entries, planted_host, restored
@@ -49,7 +49,7 @@ def init(number: int = 1) -> PortState:
 
 def judged(*states: PortState, **options: Any) -> list[tuple[str, Verdict, float]]:
     """Reasons, verdicts and delays; without what needs a past."""
-    said = port_health.signals("rdma:x", states, InfiniBandOptions(**options))
+    said = ports.signals("rdma:x", states, InfiniBandOptions(**options))
     return [(signal.reason, signal.verdict, signal.after) for signal in said if signal.measure is None]
 
 
@@ -107,18 +107,18 @@ def test_the_delays_are_options() -> None:
     times: dict[str, Any] = {"down_after": Seconds(3), "up_after": Seconds(4), "subnet_manager_grace": Seconds(9)}
     assert judged(off(), **times) == [("port-down", DELAYED, 3.0)]
     assert judged(init(), **times) == [("no-subnet-manager", DELAYED, 9.0)]
-    (signal,) = port_health.signals("rdma:x", [off()], InfiniBandOptions(**times))
+    (signal,) = ports.signals("rdma:x", [off()], InfiniBandOptions(**times))
     assert signal.recover_after == 4.0
 
 
 def test_sentences_name_the_port_and_the_cause() -> None:
-    said = [s.message for s in port_health.signals("rdma:x", [off(), state(number=2)], InfiniBandOptions())]
+    said = [s.message for s in ports.signals("rdma:x", [off(), state(number=2)], InfiniBandOptions())]
     assert said == ["mlx5_0 port 1 is down (polling: no cable, or nothing at its other end); another port is up"]
 
 
 def test_rates_and_counters_are_compared_with_their_past() -> None:
     port = state(rate=4000, lanes=4, counters={"symbol_error": 65535})
-    said = list(port_health.signals("rdma:x", [port], InfiniBandOptions()))
+    said = list(ports.signals("rdma:x", [port], InfiniBandOptions()))
     assert [(signal.reason, signal.verdict, signal.measure) for signal in said] == [
         ("rate-reduced", DEGRADED, Measure("mlx5_0 port 1 rate", 4000, Trend.BELOW_BEST)),
         ("width-reduced", DEGRADED, Measure("mlx5_0 port 1 width", 4, Trend.BELOW_BEST)),
@@ -139,7 +139,7 @@ _STATES = st.builds(
 
 @given(st.lists(_STATES, max_size=4), st.sampled_from(["any", "all", [1], [1, 2]]))
 def test_one_port_that_is_up_is_enough_for_any(states: list[PortState], wanted: Any) -> None:
-    said = list(port_health.signals("rdma:x", states, InfiniBandOptions(ports=wanted)))
+    said = list(ports.signals("rdma:x", states, InfiniBandOptions(ports=wanted)))
     assert all(signal.verdict in (DELAYED, DEGRADED) for signal in said)
     up = any(s.is_active and s.lid != 0 and not s.fault for s in states)
     if wanted == "any" and up:
@@ -302,13 +302,13 @@ def at(book: HealthBook, signals: Iterable[Signal], now: float) -> Is:
 
 def look(book: HealthBook, now: float, options: InfiniBandOptions, *states: PortState) -> str:
     """The reason that is shown when the ports are found like this."""
-    at(book, list(port_health.signals("rdma:x", states, options)), now)
+    at(book, list(ports.signals("rdma:x", states, options)), now)
     return book.of("rdma:x").reason
 
 
 def test_a_port_is_down_for_ten_seconds_before_it_counts_and_up_for_five(tmp_path: Path) -> None:
     book, options = HealthBook(), InfiniBandOptions()
-    down, up = (list(port_health.signals("rdma:x", [port], options)) for port in (off(), state()))
+    down, up = (list(ports.signals("rdma:x", [port], options)) for port in (off(), state()))
     seen = {now: at(book, down if now < 16 else up, now) for now in (0.0, 2.0, 8.0, 10.0, 14.0, 16.0, 18.0, 20.0, 21.0)}
     assert [now for now, is_ in seen.items() if is_ is Is.UNHEALTHY] == [10.0, 14.0, 16.0, 18.0, 20.0]
     assert seen[21.0] is Is.HEALTHY
@@ -372,9 +372,7 @@ def test_a_rate_that_falls_and_a_counter_that_rises_are_degraded_until_they_are_
 
     def look(now: float, rate: int = 4000, errors: int | None = 5) -> tuple[Is, str]:
         counters = {} if errors is None else {"symbol_error": errors}
-        book.probed(
-            "infiniband", {PF: port_health.signals("rdma:x", [state(rate=rate, counters=counters)], options)}, now
-        )
+        book.probed("infiniband", {PF: ports.signals("rdma:x", [state(rate=rate, counters=counters)], options)}, now)
         return book.of("rdma:x").state, book.of("rdma:x").reason
 
     well = (Is.HEALTHY, "")

@@ -10,7 +10,7 @@ import pytest
 from agent.inventory.inventory import Inventory
 from agent.model import Health, Held, State
 from backends.base import Grant
-from backends.infiniband import InfiniBand, InfiniBandResource, port_state
+from backends.infiniband import InfiniBand, InfiniBandResource, ports
 from tests.backends.infiniband.test_backend import resource
 from tests.backends.rdma_trees import ETHERNET, RDMA_CM, adapter, exclusive
 from tests.backends.trees import planted_host
@@ -97,10 +97,10 @@ def test_a_pool_is_put_together_without_a_question_to_the_firmware(
 ) -> None:
     """One adapter that hangs must not hold up the others' tokens."""
 
-    def hang(*_: object) -> port_state.PortState:
+    def hang(*_: object) -> ports.PortState:
         raise AssertionError("the firmware was asked")
 
-    monkeypatch.setattr(port_state, "read", hang)
+    monkeypatch.setattr(ports, "read", hang)
     found = backend(tmp_path)
     (pool,) = found.discover("pool:rdma/hca_shared").devices
     assert list(found.probe(pool)) == []

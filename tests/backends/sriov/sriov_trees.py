@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from backends.linux.pci import functions as pci
+from backends.linux import pci
 from tests.backends.pci_trees import function
 from tests.backends.rdma_trees import ETHERNET, RDMA_CM, hca
 

@@ -13,8 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from backends.base import AllocationRefused, Device, Grant, Host, HostPath, NotReady
+from backends.linux import pci
 from backends.linux.kernel import Kernel
-from backends.linux.pci import functions as pci
 from backends.sriov import Sriov, SriovResource
 from backends.sriov.creation import Creator
 from tests.backends.sriov.sriov_trees import E810, ROUTES, small

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from backends.base import Host
-from backends.linux.network import devlink
+from backends.linux import netlink
 from tests.backends.sriov.sriov_trees import CONNECTX, E810, small
 from tests.backends.sriov.test_backend import backend, offered, resource
 
@@ -21,7 +21,7 @@ def test_functions_are_chosen_by_the_profile_that_their_card_runs(
         asked.append(address)
         return {"fw.mgmt": "6.1.4", "fw.app.name": "ICE COMMS Package"} if address == E810.address else {}
 
-    monkeypatch.setattr(devlink, "running", running)
+    monkeypatch.setattr(netlink, "devlink_versions", running)
     other, comms = (
         resource({"ddp_profile": (profile,)}, name=f"intel.com/{name}")
         for name, profile in (("os", "ICE OS Default Package"), ("comms", "ICE COMMS Package"))

@@ -13,8 +13,8 @@ import pytest
 
 from backends.base import AllocationRefused, Device, Host, HostPath, NotReady, Released
 from backends.linux import kernel as module
+from backends.linux import pci
 from backends.linux.kernel import Kernel
-from backends.linux.pci import functions as pci
 from backends.vfio import Vfio, VfioResource
 from backends.vfio.binding import NOTES
 from tests.backends.pci_trees import function

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from backends.base import Device, Grant, Host, HostPath, Resource, ResourceSpec, Selector
-from backends.linux import sysfs
+from backends.linux import pci, sysfs
 from backends.linux.kernel import Kernel
-from backends.linux.pci import functions as pci
 from backends.vfio import Vfio, VfioOptions, VfioResource
 from tests.backends.pci_trees import function
 from tests.backends.trees import plant, planted_host

@@ -1,1 +1,0 @@
-"""Finds NVIDIA's GPUs, hands them out, and reads what NVIDIA's driver and library say of them."""

@@ -1,1 +1,0 @@
-"""Network interfaces and RDMA adapters, as sysfs and netlink show them."""

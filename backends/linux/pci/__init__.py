@@ -1,1 +1,0 @@
-"""Reads, checks and resets PCI functions."""
