@@ -97,6 +97,7 @@ def run_daemon(config: Path | None, log_level: Level) -> None:
 
     process.put_off_tls()
     process.use_one_heap()
+    process.switch_threads_often()
     process.put_off_collecting()
 
     from agent.runtime import logs  # before all else that imports structlog: see there

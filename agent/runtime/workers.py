@@ -1,8 +1,8 @@
 """Keeps work off the event loop: what blocks runs in daemon threads, and what takes long in short steps of the loop.
 
 Each backend has a few threads, so that a call that hangs costs one: library pools (asyncio's, anyio's) share their limit and
-keep the process from exiting meanwhile. For work on thousands of devices a thread would not do: it holds the interpreter for
-5 ms at a time (sys.getswitchinterval), whoever waits.
+keep the process from exiting meanwhile. For work on thousands of devices a thread would not do: it would read what the loop
+changes, and take every second moment of the interpreter from it.
 """
 
 from __future__ import annotations
