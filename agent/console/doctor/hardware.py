@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from agent.console import views
 from agent.console.advice import Advice, advice, of_device
-from agent.console.doctor.findings import Finding, failure, fine, warning
+from agent.console.doctor import Finding, failure, fine, warning
 from agent.console.doctor.host import node_paths
 from agent.console.views import NAMES_NOTHING, Status
 from agent.inventory.inventory import Inventory

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.console import views
-from agent.console.doctor.findings import Finding, Level
+from agent.console.doctor import Finding, Level
 from agent.console.doctor.hardware import hardware
 from agent.console.views import Status
 from agent.health import HealthBook
