@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from agent.cli import commands, connection, output
 from agent.cli.output import echo, wrapped
 from agent.config import DEFAULT_PATH, Config, ConfigError, load
-from agent.console.client import Client
+from agent.console.control import Client
 from agent.console.doctor import Check, Finding, Level, Patient, failure, fine, host, kubelet, named, warning
 from agent.console.doctor.hardware import hardware, node_links
 from agent.console.sockets import node_name

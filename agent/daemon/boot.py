@@ -15,7 +15,7 @@ import structlog
 
 from agent.claims.ledger import names_of
 from agent.daemon.node import Node
-from agent.health.judgement import DRAINED
+from agent.health.book import DRAINED
 from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.transport.client import listens
 from agent.model import SlotKey

@@ -20,8 +20,7 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from agent.config import Config
-from agent.console.probe_service import serve as answer_probes
-from agent.console.service import serve
+from agent.console.service import answer_probes, serve
 from agent.console.sockets import node_name
 from agent.daemon.boot import HELD_BACK, list_when_found, wait_for_held
 from agent.daemon.control import AgentControl, Parts

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from agent.health.judgement import DRAINED
+from agent.health.book import DRAINED
 from agent.inventory.shortfall import Missing
 from agent.model import Transition
 from agent.runtime.errors import brief

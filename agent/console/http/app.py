@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 from agent.console.control import Control
 from agent.console.http import metrics, page
 from agent.console.http.page import EVENTS, Picture
-from agent.console.probe_service import Health, verdict
+from agent.console.service import Health, verdict
 from agent.console.views import Event, Status
 from agent.runtime.chunked_work import in_slices
 from agent.runtime.counts import Counts
