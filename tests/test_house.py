@@ -15,7 +15,6 @@ _SHORT: Final = 120
 _APART: Final = {
     "agent/kubelet/cgroups.py": "the kernel's format: read beside that, not beside what uses it",
     "agent/cli/import_.py": "a command, which another one borrows from: each has a file",
-    "agent/daemon/boot.py": "which boot this is, and what lasts for it: no wiring",
 }
 """Short files that one neighbour alone uses, and why they are apart all the same."""
 

@@ -17,8 +17,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.daemon.dra import Dra
+from agent.daemon.nfd_file import FeatureFile
 from agent.daemon.node import Node
-from agent.daemon.reporting.nfd_file import FeatureFile
 from agent.daemon.serving import Serving
 from agent.hardware.adoption import Adopter
 from agent.inventory.lookup import model_of, name_of
