@@ -192,7 +192,7 @@ def discovery(answer: Any, unit: str) -> Discovery:
         if not (_are_names((link.one, link.other), tuple) and _are_all((link.weight,), tuple, int)):
             raise NonsenseError(f"discover() returned the impossible {link}")
     for problem in answer.problems:
-        if not _are_all((problem.subject, problem.sentence), tuple, str):
+        if not _are_all((problem.subject, problem.sentence, problem.resource), tuple, str):
             raise NonsenseError(f"discover() returned the impossible {problem}")
     if not (_are_all((answer.settles,), tuple, (float, int)) and 0 <= answer.settles < math.inf):
         raise NonsenseError(f"discover() returned the impossible settles={answer.settles!r}")

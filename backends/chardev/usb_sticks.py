@@ -151,7 +151,7 @@ class StickSets(Finder):
             devices = [stick_device(group, unit, "+".join(selectors.names), every)] if every else []
         else:
             devices = [stick_device(group, unit, held[0].id, held) for held in zip(*ordered, strict=False)]
-            problems += [Problem(unit, why) for why in _shortage(group, selectors.names, ordered)]
+            problems += [Problem(unit, why, group.resource) for why in _shortage(group, selectors.names, ordered)]
         return Discovery(tuple(devices), problems=tuple(problems), settles=min(settling, default=0.0))
 
     def _sticks(self, unit: str, problems: list[Problem], settling: list[float]) -> Iterator[tuple[int, Stick]]:
@@ -360,7 +360,7 @@ def settles_in(found: UsbDevice, error: NotOfferedError) -> float:
 
 def stick_problem(unit: str, found: UsbDevice, group: Group, error: NotOfferedError) -> Problem:
     """The problem of a stick that is not offered, once its drivers have had their time."""
-    return Problem(unit, f"{named(found)} is not offered by {group.resource}: {error}")
+    return Problem(unit, f"{named(found)} is not offered by {group.resource}: {error}", group.resource)
 
 
 def unlistable(host: Host) -> str | None:

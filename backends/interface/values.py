@@ -98,6 +98,8 @@ class Problem(Struct, frozen=True):
 
     subject: str
     sentence: str
+    resource: str = ""
+    """The resource that gets no device for it, or fewer; empty: any that would take the hardware, or none."""
 
 
 class Discovery(Struct, frozen=True, gc=False):

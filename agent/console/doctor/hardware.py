@@ -199,11 +199,11 @@ def _paths_of(inventory: Inventory, name: str) -> Iterator[str]:
 
 
 def problems_of(found: Survey, name: str) -> list[Problem]:
-    """What is wrong with a resource itself, with what is at its paths, or with hardware that is "not offered by" it."""
+    """What is wrong with a resource itself, with what is at its paths, or with hardware that it would have."""
     return (
         [it for _, it in found.problems if it.subject == name]
         or _problems_of_paths(found, name)
-        or [it for _, it in found.problems if f" by {name}: " in it.sentence]
+        or [it for _, it in found.problems if it.resource == name]
     )
 
 

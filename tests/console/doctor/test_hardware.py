@@ -60,6 +60,15 @@ def test_hardware_that_is_not_offered_by_the_only_resource_that_takes_it_says_wh
     assert one.found == f"{A} offers nothing: {problem.sentence}."
 
 
+def test_sticks_that_make_no_set_are_why_their_resource_offers_nothing(tmp_path: Path) -> None:
+    backend = chardev(tmp_path, stick("1-2", 5), configured(A, usb=[FTDI, {"vendor": "534d"}], together="each"))
+    (unit,) = backend.units()
+    (one,) = look(problems=backend.discover(unit).problems)
+    assert one.found == (
+        f"{A} offers nothing: 1 of 0403:6001 and 0 of 534d:* are plugged in: what is left over is in no set."
+    )
+
+
 def test_the_only_device_of_a_resource_that_cannot_be_used_comes_with_what_to_do() -> None:
     (one,) = look(replace(device("0000:3b:00.0", A), unusable="it is bound to vfio-pci, not to nvidia"))
     assert one.found == f"{A} offers nothing: 0000:3b:00.0: it is bound to vfio-pci, not to nvidia."
