@@ -39,7 +39,7 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
     if not inventory.selection.written:
         yield failure("The configuration has no [[resource]]: nothing is offered.", "See config.example.toml.")
     names = inventory.names()
-    served, missing = set[str](), _not_offered(found, said)
+    served, missing = set[str](), _missed(found, said)
     named = (name for it in (said.templates if said else ()) for name in it.resources)
     for name in (*names, *(name for name in named if name not in names and known[name].devices)):
         resource = known.get(name)
@@ -78,7 +78,7 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
         yield warning(f"{kind}: {problem.sentence.rstrip('.')}.", "Mend what it names.")
 
 
-def _not_offered(found: Survey, said: Status | None) -> Mapping[str, list[_Lame]]:
+def _missed(found: Survey, said: Status | None) -> Mapping[str, list[_Lame]]:
     """What each resource is meant to have, and no pod can get."""
     every: dict[str, list[_Lame]] = {}
     for one in said.unclaimed if said else ():
@@ -99,7 +99,7 @@ def _missing(every: Mapping[str, list[_Lame]], said: Status | None, served: Set[
 
 
 class _Lame(Struct, frozen=True):
-    """What is not offered as it should be, and why."""
+    """A device that is missed, or an ID that is Unhealthy, and why."""
 
     key: str
     reason: str
@@ -122,7 +122,7 @@ def _held(devices: Iterable[views.Device]) -> str:
 
 
 def _counted_by_look(inventory: Inventory, name: str) -> tuple[int, list[_Lame]]:
-    """How many IDs a look found, and those that are not offered."""
+    """How many IDs a look found, and those that are Unhealthy."""
     slots = inventory.slots(name).values()
     lame = [
         _Lame(slot.id, slot.health.reason, slot.health.message, 1, *_known(slot.device))
