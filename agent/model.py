@@ -61,7 +61,11 @@ TWO_PODS: Final = "two-pods"
 """The reason of a slot for one pod that two pods hold."""
 
 REPLACED: Final = frozenset({"replaced", "node-replaced"})
-"""The reasons of a slot that a pod holds and that has another device than the pod was given; the second of device nodes."""
+"""The reasons of a slot that a pod holds and that has another device than the pod was given; the second where that was a node.
+
+`agent/inventory/decision.py` says both, of the pod's ID: "it is … now; the pod that holds it was given …". The second is also what
+`backends/chardev/finder.py` says of a node's hardware, whether a pod has it or not: "/dev/… is another device now: …".
+"""
 
 
 @final

@@ -14,7 +14,6 @@ _LINES, _FILES, _ROOMS = 600, 24, 19
 _SHORT: Final = 120
 _APART: Final = {
     "agent/cli/import_.py": "a command, which another one borrows from: each has a file",
-    "agent/daemon/boot.py": "which boot this is, and what lasts for it: no wiring",
 }
 """Short files that one neighbour alone uses, and why they are apart all the same."""
 

@@ -110,7 +110,7 @@ def run_daemon(config: Path | None, log_level: Level) -> None:
     import anyio
 
     from agent.config import load
-    from agent.daemon.reporting.event_log import Events
+    from agent.daemon.event_log import Events
     from agent.daemon.supervisor import Agent
     from agent.discovery.backend_answers import make_backends
     from agent.runtime.logs import QueuedLines

@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 from msgspec.structs import replace
 
-from agent.console.client import PATIENCE, Client, NoDaemonError
+from agent.console.control import PATIENCE, Client, NoDaemonError
 from agent.console.sockets import configured
 from agent.console.views import ENDS, Device, Status, Unclaimed
 from agent.runtime.errors import FairleadError

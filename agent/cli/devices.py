@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from agent.cli import commands, connection, output
 from agent.cli.output import echo
 from agent.cli.watch import Past, follow
-from agent.console.client import Client
-from agent.console.http.page.topology import Tile, in_order, missing, tiles
+from agent.console.control import Client
+from agent.console.http.topology import Tile, in_order, missing, tiles
 from agent.console.views import Device, Status, Unclaimed
 
 HEADINGS: Final = ("NAME", "MODEL", "ADDRESS", "RESOURCE", "STATE", "REASON", "SINCE", "POD")

@@ -13,13 +13,9 @@ from msgspec.structs import replace
 from agent.cli import commands, connection, output
 from agent.cli.output import echo, wrapped
 from agent.config import DEFAULT_PATH, Config, ConfigError, load
-from agent.console.client import Client
-from agent.console.doctor import kubelet
-from agent.console.doctor.checks import examine
-from agent.console.doctor.daemon import daemon
-from agent.console.doctor.findings import Finding, Level, Patient, failure, fine, named, warning
+from agent.console.control import Client
+from agent.console.doctor import Check, Finding, Level, Patient, failure, fine, host, kubelet, named, warning
 from agent.console.doctor.hardware import hardware, node_links
-from agent.console.doctor.process_rights import policies
 from agent.console.sockets import node_name
 from agent.console.views import Status
 from agent.discovery.backend_answers import make_backends
@@ -27,6 +23,29 @@ from agent.inventory.survey import PATIENCE, survey
 from agent.kubernetes.runner import excess_rights
 from agent.runtime import logs
 from agent.runtime.errors import FairleadError
+
+CHECKS: Final[Mapping[str, Check]] = {
+    "plugin-directory": kubelet.plugin_directory,
+    "kubelet-socket": kubelet.kubelet_socket,
+    "agent": kubelet.agent,
+    "podresources": kubelet.podresources,
+    "checkpoint": kubelet.checkpoint,
+    "other-plugins": kubelet.other_plugins,
+    "state-directory": host.state_directory,
+    "sysfs": host.sysfs,
+    "dev": host.dev,
+    "modules": host.modules,
+    "kernel-log": host.kernel_log,
+    "events": host.events,
+    "network": host.network,
+    "inotify": host.inotify,
+    "boot": host.boot,
+    "capabilities": host.capabilities,
+    "selinux": host.selinux,
+    "cdi": host.cdi,
+    "http": kubelet.http,
+}
+"""In the order in which a person would look."""
 
 _ON_ITS_WAY: Final = 1.0  # seconds in which a list reaches the kubelet and its record, many times over
 _MARKS: Final = {Level.FINE: ("ok", "green"), Level.WARNING: ("warning", "yellow"), Level.FAILURE: ("failure", "red")}
@@ -72,7 +91,7 @@ async def _findings(config: Path | None, its: str | None) -> list[Finding]:
         if isinstance(said := await _status(connection.admin_socket(config)), str):
             return wrong
         without = replace(said, configuration=replace(said.configuration, mistakes=()))  # they are found already
-        return [*wrong, *named("daemon", daemon(without))]
+        return [*wrong, *named("daemon", kubelet.daemon(without))]
     valid = f"There is no {DEFAULT_PATH}: KubeVirt's devices are offered."
     if loaded.source:
         with_it = ", and the daemon runs with it" if its == str(loaded.source.absolute()) else ""
@@ -80,7 +99,7 @@ async def _findings(config: Path | None, its: str | None) -> list[Finding]:
     found = [*named("configuration", [fine(valid)])]
     found += examine(Patient(loaded))
     said, different = await _compared(loaded, await _status(connection.admin_socket(config)))
-    found += named("daemon", daemon(said))
+    found += named("daemon", kubelet.daemon(said))
     found += named("policies", await _policies(loaded))
     found += named("other-plugins", kubelet.taken_over(different))
     seen = await survey(loaded.resources, make_backends(loaded.host, loaded.resources), PATIENCE)
@@ -88,14 +107,23 @@ async def _findings(config: Path | None, its: str | None) -> list[Finding]:
     return [*found, *named("hardware", hardware(seen, None if isinstance(said, str) else said))]
 
 
+def examine(patient: Patient) -> Iterator[Finding]:
+    """Run every check; one that fails itself is a warning, and ends no other."""
+    for name, check in CHECKS.items():
+        try:
+            yield from list(named(name, check(patient)))
+        except Exception as error:  # noqa: BLE001  # a strange node must not keep the other checks from running
+            yield warning(f"This could not be checked: {error!r}.", "Please report it, with the whole output.", name)
+
+
 async def _policies(config: Config) -> list[Finding]:
     """What binds the token of the pod, where it has one: a kubeconfig names somebody else."""
     if config.kubernetes.kubeconfig.path or not (config.kubernetes.events or config.kubernetes.condition):
         return []
     try:
-        return [*policies(await excess_rights(config.kubernetes, node_name()))]
+        return [*host.policies(await excess_rights(config.kubernetes, node_name()))]
     except FairleadError as error:
-        return [*policies(error.sentence.rstrip("."))]
+        return [*host.policies(error.sentence.rstrip("."))]
 
 
 async def _compared(config: Config, said: Status | str) -> tuple[Status | str, Mapping[str, str]]:

@@ -86,7 +86,7 @@ def _switch(name: str, config: Path | None, *, is_dry: bool, as_json: bool) -> N
         FairleadError: no daemon answers.
     """
     from agent.config import load
-    from agent.console.client import Client
+    from agent.console.control import Client
 
     shown = connection.ask(config, Client.status)
     of_daemon = Path(shown.configuration.file) if shown.configuration.file else config

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from agent.cli import commands, connection, output
-from agent.console.client import Client
+from agent.console.control import Client
 from agent.console.views import Event
 
 

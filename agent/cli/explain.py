@@ -11,7 +11,7 @@ import click
 from agent.cli import commands, connection, device_history, output
 from agent.cli.output import advised, bold, echo, wrapped
 from agent.console import advice
-from agent.console.client import NoDaemonError, WrongNameError
+from agent.console.control import NoDaemonError, WrongNameError
 from agent.console.views import ENDS, Explanation, Fault, Gift, Signal
 from agent.inventory.lookup import name_of
 from agent.runtime.errors import some

@@ -19,7 +19,7 @@ from agent.cli.output import bold, echo, wrapped
 from agent.config import Config, load
 from agent.config.file import read_tables
 from agent.config.problems import Problems
-from agent.console.doctor.findings import Finding, Level, Patient
+from agent.console.doctor import Finding, Level, Patient
 from agent.console.doctor.kubelet import other_plugins
 from agent.discovery.backend_answers import make_backends
 from agent.importing import Imported

@@ -8,7 +8,7 @@ import click
 
 from agent.cli import commands, connection, output
 from agent.console import sockets
-from agent.console.client import Client
+from agent.console.control import Client
 from agent.console.views import Reloaded
 from agent.runtime.errors import ExitCode
 

@@ -13,7 +13,7 @@ from agent.cli import commands, connection, device_history, devices, output
 from agent.cli.output import bold, echo, table, wrapped
 from agent.cli.watch import Past, follow
 from agent.console import advice
-from agent.console.client import Client
+from agent.console.control import Client
 from agent.console.views import NAMES_NOTHING, STATES, Device, Resource, Status, Unclaimed
 from agent.runtime.errors import some
 

@@ -20,7 +20,7 @@ import click
 
 from agent.cli import connection, output
 from agent.cli.device_history import LEGEND, spark
-from agent.console.client import Client, NoDaemonError
+from agent.console.control import Client, NoDaemonError
 from agent.console.views import Histories, Status
 from agent.runtime.errors import FairleadError
 from agent.runtime.pacing import Doorbell

@@ -14,8 +14,8 @@ from agent.console.views import ENDED, Explanation, Fault, Histories, History, N
 from agent.health import Statement
 from agent.health.drains import moment
 from agent.history import timeline
-from agent.history.book import Key
 from agent.history.recorder import Recorder
+from agent.history.timeline import Key
 from agent.inventory.lookup import model_of, name_of
 from agent.model import Slot, Snapshot
 from agent.runtime.workers import BATCH, in_batches, in_slices

@@ -1,7 +1,7 @@
-"""The admin service: calls on its socket become questions to the daemon's `Control`, for root alone.
+"""Serves the daemon's two sockets, both for root alone: that of the commands, and that of the kubelet's probes.
 
-The socket's mode keeps others out; who connects is asked for all the same, since a mounted or passed-on socket has
-no mode.
+What comes becomes a question to the daemon's `Control`. The sockets' mode keeps others out; who asks by the admin socket is
+looked at all the same, since a mounted or passed-on socket has no mode.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
+import anyio
 import structlog
-from grpclib.const import Cardinality, Handler, Status
+from grpclib.const import Cardinality, Handler
+from grpclib.const import Status as Code
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
@@ -31,9 +33,11 @@ from agent.console.control import (
     RefusedError,
     WatchRequest,
 )
-from agent.console.views import Event
-from agent.kubelet.lock import exclusive
-from agent.kubelet.server import SocketServer, refusal
+from agent.console.sockets import PROBES, WELL, probe_socket
+from agent.console.views import Event, Status
+from agent.kubelet.client import listens
+from agent.kubelet.lock import exclusive, identity
+from agent.kubelet.server import SocketServer, listen, refusal
 from agent.runtime.problems import Problems
 
 _LOOK_AGAIN: Final = 2.0  # seconds between two looks whether the socket is still there
@@ -79,9 +83,9 @@ class AdminService:
             try:
                 view = await call(request)
             except NoSuchDeviceError as error:
-                raise refusal(Status.NOT_FOUND, str(error)) from error
+                raise refusal(Code.NOT_FOUND, str(error)) from error
             except RefusedError as error:
-                raise refusal(Status.FAILED_PRECONDITION, str(error)) from error
+                raise refusal(Code.FAILED_PRECONDITION, str(error)) from error
             await stream.send_message(view)
 
         return handle
@@ -91,9 +95,9 @@ class AdminService:
         try:
             request = await stream.recv_message()
         except Exception as error:
-            raise refusal(Status.INVALID_ARGUMENT, f"malformed request: {error}") from error
+            raise refusal(Code.INVALID_ARGUMENT, f"malformed request: {error}") from error
         if request is None:
-            raise GRPCError(Status.INVALID_ARGUMENT, "the request has no message")
+            raise GRPCError(Code.INVALID_ARGUMENT, "the request has no message")
         return request
 
     def _check(self, stream: Stream[Any, Any]) -> None:
@@ -108,7 +112,7 @@ class AdminService:
             if uid not in self._refused:
                 self._refused.add(uid)
                 log.warning("admin-call-refused", pid=pid, uid=uid, then="not telling again of this user")
-            raise GRPCError(Status.PERMISSION_DENIED, f"user {uid} may not ask this of Fairlead; root may")
+            raise GRPCError(Code.PERMISSION_DENIED, f"user {uid} may not ask this of Fairlead; root may")
 
     async def _watch(self, stream: Stream[WatchRequest, Any]) -> None:
         request = await self._receive(stream)
@@ -162,3 +166,63 @@ async def served(control: Control, path: Path) -> AsyncIterator[SocketServer]:
 
 def _make_directory(path: Path) -> None:
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+
+
+# --- the kubelet's probes: no other user can keep them waiting, or answer them ---
+
+
+_ASKS_WITHIN: Final = 2.0  # seconds
+
+
+class Health(Protocol):
+    """Whether the daemon itself is well; of devices it says nothing."""
+
+    def alive(self) -> str:
+        """Empty while its loop turns and its watchdog is fed, else why not, in one sentence."""
+
+
+async def verdict(what: str, look: Callable[[], Awaitable[Status]], health: Health) -> tuple[bool, str]:
+    """Does this probe succeed? And the sentences that say it."""
+    if what == "live":
+        ailment = health.alive()
+        return not ailment, ailment or "ok"
+    status = await look()
+    missing = status.unready()
+    return not missing, "\n".join(missing) or ("standby" if status.standing_by else "ready")
+
+
+async def answer_probes(control: Control, health: Health, admin_socket: Path) -> None:
+    """Answer for ever; a socket that is removed, perhaps with all of /run, is made again.
+
+    Raises:
+        OSError: no socket can be made there.
+    """
+
+    async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with anyio.move_on_after(_ASKS_WITHIN):
+                what = (await reader.readline()).decode(errors="replace").strip()
+                if what in PROBES:
+                    is_well, sentences = await verdict(what, control.status, health)
+                    writer.write(f"{WELL if is_well else 'ill'}\n{sentences}\n".encode(errors="replace"))
+        finally:  # also where the daemon ends meanwhile
+            writer.close()
+
+    path = probe_socket(admin_socket)
+    while True:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        for left in path.parent.glob("probe-*.sock"):  # by containers that were killed
+            if not listens(left):
+                left.unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(meet, sock=listen(path), start_serving=False)
+        made = identity(path)
+        try:
+            await server.start_serving()  # which may be cancelled
+            while identity(path) == made:  # noqa: ASYNC110  # the file system sets no event of ours
+                await asyncio.sleep(_LOOK_AGAIN)
+        finally:
+            if identity(path) == made:
+                path.unlink(missing_ok=True)
+            server.close()
+        while listens(path):  # noqa: ASYNC110  # an agent that was started beside us in this namespace has it, until it ends
+            await asyncio.sleep(_LOOK_AGAIN)

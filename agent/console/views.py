@@ -29,7 +29,7 @@ ENDED: Final = "ended by"
 """How a note of what ended a fault begins."""
 
 
-_DRAINED: Final = "drained"  # `agent.health.judgement.DRAINED`; a command that shows views need not import health
+_DRAINED: Final = "drained"  # `agent.health.book.DRAINED`; a command that shows views need not import health
 
 
 def _condition(state: str, reason: str) -> str:

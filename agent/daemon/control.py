@@ -26,12 +26,12 @@ from agent.console.device_views import (
 from agent.console.explanation import Knowledge, explain, find
 from agent.console.sockets import node_name
 from agent.daemon.dra import Dra
+from agent.daemon.event_log import Events
 from agent.daemon.node import Node
 from agent.daemon.reload import ConfigurationSwap, Reloader
-from agent.daemon.reporting.event_log import Events
 from agent.daemon.serving import Serving
 from agent.daemon.shutdown import Shutdown
-from agent.daemon.state_keeper import NotYetError
+from agent.daemon.state_file import NotYetError
 from agent.hardware.adoption import Adopter
 from agent.health import Statement
 from agent.inventory.decision import HELD_AND_GONE, NOT_SEEN, UNMAPPED

@@ -16,8 +16,7 @@ from agent.cdi.on_demand import Cdi
 from agent.claims.ledger import Ledger
 from agent.config import Config
 from agent.console.views import ENDED, ENDS
-from agent.daemon.state_file import StateFile
-from agent.daemon.state_keeper import StateKeeper
+from agent.daemon.state_file import StateFile, StateKeeper
 from agent.discovery.discoverer import Discoverer
 from agent.discovery.reading import Changes
 from agent.discovery.sources import boot_id

@@ -23,8 +23,8 @@ from agent.config import DEFAULT_PATH, Config, ConfigError, ConfigProblem, Diffe
 from agent.console.control import RefusedError
 from agent.console.views import Reloaded
 from agent.daemon.dra import Dra
+from agent.daemon.list_reporter import ListWarnings
 from agent.daemon.node import Node
-from agent.daemon.reporting.lists import ListWarnings
 from agent.daemon.serving import Serving
 from agent.discovery.backend_answers import make_backends, why_unmade
 from agent.discovery.discoverer import Discoverer

@@ -23,8 +23,8 @@ from msgspec import Struct
 from agent import __version__
 from agent.daemon.dra import Dra
 from agent.daemon.handover import Giver
+from agent.daemon.nfd_file import FeatureFile
 from agent.daemon.node import Node
-from agent.daemon.reporting.nfd_file import FeatureFile
 from agent.discovery import runner
 from agent.discovery.paths import POLL, Change, DirectoryWatch
 from agent.discovery.sources import Beat

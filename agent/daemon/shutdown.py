@@ -18,7 +18,6 @@ import structlog
 
 from agent.console.control import RefusedError
 from agent.console.views import HandedOver
-from agent.daemon.node import Node
 from agent.daemon.serving import Serving
 from agent.runtime.watchdog import Notifier
 from backends.errors import reason_of
@@ -38,8 +37,8 @@ log = structlog.get_logger()
 class Shutdown:
     """Decides when the running agent ends."""
 
-    def __init__(self, node: Node, serving: Serving, notifier: Notifier) -> None:
-        self._node, self._serving, self._notifier = node, serving, notifier
+    def __init__(self, serving: Serving, notifier: Notifier) -> None:
+        self._serving, self._notifier = serving, notifier
         self._scope = anyio.CancelScope()
         self._leaving: asyncio.Future[None] | None = None
         self._parent = os.getppid()  # as we started: a successor's ends, and process 1 is its parent then

@@ -1,4 +1,4 @@
-"""Wires the daemon's parts together around the node (`node.py`): what starts after what, and who knows whom.
+"""Wires the daemon's parts together around the node (`node.py`): who knows whom, what starts after what, what a start waits for.
 
 Start: configuration → discovery and claims (`SETTLE` at most) → READY → directory, lock, sockets, registration.
 Stop: streams end normally, sockets go; threads that hang hold nothing up. One supervised task for each part.
@@ -11,40 +11,44 @@ import errno
 import signal
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import structlog
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
+from agent.claims.ledger import names_of
 from agent.config import Config
-from agent.console.probe_service import serve as answer_probes
-from agent.console.service import serve
+from agent.console.service import answer_probes, serve
 from agent.console.sockets import node_name
-from agent.daemon.boot import HELD_BACK, list_when_found, wait_for_held
 from agent.daemon.control import AgentControl, Parts
 from agent.daemon.dra import Dra
+from agent.daemon.event_log import Events
+from agent.daemon.list_reporter import ListReporter, ListWarnings
+from agent.daemon.nfd_file import FeatureFile
 from agent.daemon.node import Node
 from agent.daemon.reload import ConfigurationSwap, Reloader
-from agent.daemon.reporting.event_log import Events
-from agent.daemon.reporting.lists import ListReporter, ListWarnings
-from agent.daemon.reporting.nfd_file import FeatureFile
 from agent.daemon.serving import PluginFactory, Serving, SoleAgent
 from agent.daemon.shutdown import Shutdown
 from agent.discovery.runner import DiscoveryRunner
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import Jobs
+from agent.health.book import DRAINED
 from agent.kubelet import witnesses
 from agent.kubelet.allocation import Allocator, Preferences, Starter
+from agent.kubelet.client import listens
+from agent.kubelet.kubelet_socket import Kubelet
 from agent.kubelet.rivals import LostResources
 from agent.kubernetes.runner import KubernetesParts
+from agent.model import SlotKey
 from agent.placement.choice import Admission
 from agent.runtime import process
 from agent.runtime.counts import Counts
 from agent.runtime.pacing import SYSTEM, Clock
-from agent.runtime.problems import Problems
+from agent.runtime.problems import Problems, Trouble
 from agent.runtime.watchdog import Notifier, Watchdog, supervise
 from backends.base import Backend
 
@@ -128,7 +132,7 @@ class Agent:
             config, self._discovery, self._serving, adopter, self._list_warnings, kubernetes, dra, self._jobs, node
         )
         self._reloader = Reloader(self._swap, notifier, self._serving, problems)
-        self._shutdown = Shutdown(node, self._serving, notifier)
+        self._shutdown = Shutdown(self._serving, notifier)
         known = events or Events()
         parts = Parts(
             node, dra, backends, adopter, self._serving, known, problems, self._swap, self._reloader, self._shutdown
@@ -215,3 +219,69 @@ def _load_http() -> ModuleType:
     from agent.console.http import serving  # noqa: PLC0415
 
     return serving
+
+
+# --- at a start: devices that were there before ---
+#
+# A kubelet rejects for good a pod whose devices it is not offered. After a boot it admits what it finds in its checkpoint a
+# second after its start (docs/operations.md, "A reboot"), and a driver may take longer to make its devices. systemd starts
+# the kubelet once this service is ready.
+
+
+HELD_BACK: Final = 30.0
+"""Seconds at most that first lists wait for a backend which is slow to look: 10,000 nodes take a busy machine some 10."""
+
+_GLANCE: Final = 0.25
+"""Seconds between two looks at what it has found; a kubelet that starts admits pods after a second."""
+
+_BOOT_STEP: Final = 0.1  # seconds between two looks; nobody else waits
+
+
+async def wait_for_held(node: Node, kubelet: Path, at_most: float, tell: Callable[[str], None]) -> None:
+    """Wait until every device that a pod had is there and Healthy, or one listens at the socket `kubelet`; `tell` is told for what."""
+    awaited = _absent(node)
+    if not awaited or listens(kubelet):
+        return
+    log.info("boot-waits", slots=names_of(awaited), then=f"the kubelet waits for this service, {at_most:g} s at most")
+    with anyio.move_on_after(at_most):
+        while awaited and not listens(kubelet):
+            tell(f"devices that pods had before the boot: {', '.join(names_of(awaited))}")
+            await anyio.sleep(_BOOT_STEP)
+            awaited = _absent(node)
+    tell("")
+    if awaited:
+        log.warning("boot-goes-on", slots=names_of(awaited), reason="these are not there, or not Healthy")
+    else:
+        log.info("boot-goes-on")
+
+
+async def list_when_found(kind: str, node: Node, kubelet: Kubelet, told: Trouble) -> None:
+    """Hold the first lists of a backend that is slow back, until it has found what an earlier run offered, or has looked at all.
+
+    A kubelet that runs has admitted its pods, which lose nothing; of a short list it refuses new ones that the scheduler has
+    counted on. One that starts meanwhile admits its pods again, and loses for good those whose device it has not heard of: it
+    gets what there is. So does each after `HELD_BACK` seconds.
+    """
+    generation = kubelet.generation
+    if listens(kubelet.socket):
+        with anyio.move_on_after(HELD_BACK):
+            while kubelet.generation == generation and kind in node.looking() and node.shortfall.awaits(kind):
+                told.report_once("its first lists wait for devices that were offered before")
+                await anyio.sleep(_GLANCE)
+    node.ready([kind])
+    while kind in node.looking():
+        told.report_once("its lists have what it has found so far")
+        await anyio.sleep(_GLANCE)
+    told.healed()
+
+
+def _absent(node: Node) -> list[SlotKey]:
+    """What pods had of resources in force, and could not have now; what an operator has drained comes back by his word alone."""
+    names = set(node.inventory.selection.names())  # of one that retires nothing is Healthy ever again
+    return [
+        held.slot
+        for held in node.ledger.held()
+        if held.resource in names
+        and ((slot := node.inventory.slot(*held.slot)) is None or not slot.health.offered)
+        and (slot is None or slot.health.reason != DRAINED)
+    ]

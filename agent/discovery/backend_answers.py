@@ -201,8 +201,10 @@ def discovery(answer: Any, unit: str) -> Discovery:
         if not (_are_names((link.one, link.other), tuple) and _are_all((link.weight,), tuple, int)):
             raise NonsenseError(f"discover() returned the impossible {link}")
     for problem in answer.problems:
-        if not _are_all((problem.subject, problem.sentence), tuple, str):
+        if not _are_all((problem.subject, problem.sentence, problem.resource), tuple, str):
             raise NonsenseError(f"discover() returned the impossible {problem}")
+    if not (_are_all((answer.settles,), tuple, (float, int)) and 0 <= answer.settles < math.inf):
+        raise NonsenseError(f"discover() returned the impossible settles={answer.settles!r}")
     devices: tuple[Any, ...] = (*answer.devices, *answer.beside)
     for device in devices:
         numa = device.numa_node
@@ -304,7 +306,7 @@ def _are_names(answer: Any, kind: type[frozenset[Any] | tuple[Any, ...]] = froze
     return True
 
 
-def _are_all(answer: Any, kind: type[frozenset[Any] | tuple[Any, ...]], item: type) -> bool:
+def _are_all(answer: Any, kind: type[frozenset[Any] | tuple[Any, ...]], item: type | tuple[type, ...]) -> bool:
     return isinstance(answer, kind) and all(isinstance(it, item) for it in answer)
 
 

@@ -440,8 +440,11 @@ class Discoverer:
                 self._report(job.unit, [Problem(job.unit, failed[job.unit])])
                 # a shortage of ours may be over the next moment
                 self.schedule.retry(job.unit, steady=isinstance(job.error, ShortageError))
-            elif not are_probes and job.result is not None and (job.result.problems or job.unit in self.problems):
-                self._was_read(job.unit, job.result.problems)
+            elif not are_probes and job.result is not None:
+                if job.result.problems or job.unit in self.problems or job.unit in self.schedule.retries:
+                    self._was_read(job.unit, job.result.problems)
+                if job.result.settles:
+                    self.schedule.retry(job.unit, after=job.result.settles)
         if is_other or (not are_probes and "watches" in self.problems):
             await asyncio.sleep(0)  # the list goes first: `watches` may look at all that is known
             watched = self.watched

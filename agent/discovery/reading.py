@@ -34,6 +34,8 @@ class UnitState(Struct, frozen=True, gc=False):
     beside: tuple[Device, ...] = ()
     """`Discovery.beside`."""
     problems: tuple[Problem, ...] = ()
+    settles: float = 0.0
+    """`Discovery.settles`."""
     signals: tuple[Signal, ...] = ()
     """What its last probe said."""
     glance: tuple[object, ...] | None = None
@@ -153,7 +155,7 @@ def read(backend: Backend[Any], unit: str, before: UnitState) -> UnitState:
     links = before.links if found.links == before.links else found.links
     if devices is not before.devices or found.problems or _is_ill(signals):
         process.see_that_files_open()
-    return UnitState(devices, links, found.beside, found.problems, signals)
+    return UnitState(devices, links, found.beside, found.problems, found.settles, signals)
 
 
 def probe(backend: Backend[Any], before: UnitState, *, at_a_glance: bool) -> UnitState:
@@ -327,6 +329,7 @@ class Reads:
 
 
 _RETRY_FIRST, _RETRY_MOST = 1.0, 60.0  # seconds before a failed unit is tried again, doubling
+_SOONEST: Final = 0.05  # seconds to the next look that a backend asks for: one that asks for ever takes no whole core
 
 
 class Todo(Struct):
@@ -361,7 +364,8 @@ class Schedule:
         self._passed_over = False  # have probes waited for the scan before?
         self.asked = asyncio.Event()
         """Set while something more urgent waits than what `next` returned last: slow reads and probes give way to it."""
-        self._retries: dict[str, tuple[float, Backoff]] = {}  # unit → when
+        self.retries: dict[str, tuple[float, Backoff]] = {}
+        """The units that are tried again by a timer of their own, and when."""
 
     def ask(self, units: Iterable[str] | All) -> None:
         """Have these units looked at as soon as possible."""
@@ -424,26 +428,26 @@ class Schedule:
             self._glanced = now
             todo.probes.update(known)
             todo.at_a_glance = bool(known)
-        for unit, (at, backoff) in self._retries.items():
+        for unit, (at, backoff) in self.retries.items():
             if at <= now:
-                self._retries[unit] = (now + backoff.next(), backoff)
+                self.retries[unit] = (now + backoff.next(), backoff)
                 if unit == EVERY_UNIT:
                     todo.everything = True
                 else:
                     todo.units.add(unit)
         if todo != Todo():
             return 0.0
-        timers = [self._resynced + self._resync, self._probed + self._probe, *(at for at, _ in self._retries.values())]
+        timers = [self._resynced + self._resync, self._probed + self._probe, *(at for at, _ in self.retries.values())]
         if self.poll is not None:
             timers.append(self._glanced + self.poll)
         return min(timers) - now
 
-    def retry(self, unit: str, *, steady: bool = False) -> None:
-        """Look at this unit again in a second, and then a little later each time, or each second if `steady`."""
-        if steady or unit not in self._retries:
-            backoff = Backoff(_RETRY_FIRST, _RETRY_MOST)
-            self._retries[unit] = (self._clock() + backoff.next(), backoff)
+    def retry(self, unit: str, *, steady: bool = False, after: float | None = None) -> None:
+        """Look at this unit again in a second, or `after` so many, and then ever later; each time that soon if `steady`."""
+        if steady or unit not in self.retries:
+            backoff = Backoff(_RETRY_FIRST if after is None else max(after, _SOONEST), _RETRY_MOST)
+            self.retries[unit] = (self._clock() + backoff.next(), backoff)
 
     def is_well(self, unit: str) -> None:
         """Do not try this unit again: it could be read."""
-        self._retries.pop(unit, None)
+        self.retries.pop(unit, None)

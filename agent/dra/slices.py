@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.dra.names import MOST_IN_TEXT, PCIE_ROOT, STANDARD, Entry, device_name, resource_value, slice_name
-from agent.health.judgement import DRAINED
+from agent.health.book import DRAINED
 from agent.inventory.decision import is_meant_for_one, owns_its_place
 from agent.inventory.inventory import Inventory
 from agent.inventory.selection import Found

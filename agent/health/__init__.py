@@ -1,7 +1,6 @@
 """Health: what probes, records, operators and time say of each piece of hardware, merged into one verdict."""
 
-from agent.health.book import Handled, HealthBook, KeptHealth
+from agent.health.book import Handled, HealthBook, KeptHealth, Statement
 from agent.health.drains import Drain
-from agent.health.judgement import Statement
 
 __all__ = ["Drain", "Handled", "HealthBook", "KeptHealth", "Statement"]

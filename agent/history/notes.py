@@ -19,8 +19,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.history.book import Key
-from agent.history.timeline import SPAN, Note
+from agent.history.timeline import SPAN, Key, Note
 from agent.inventory.inventory import Inventory
 from agent.model import SlotKey
 from agent.runtime.pacing import SYSTEM, Clock, Doorbell

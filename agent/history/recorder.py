@@ -11,11 +11,10 @@ from typing import Final
 import anyio
 from msgspec.structs import replace
 
-from agent.health.judgement import DRAINED as DRAINED_BY_OPERATOR
+from agent.health.book import DRAINED as DRAINED_BY_OPERATOR
 from agent.history import timeline
-from agent.history.book import Book, Key
 from agent.history.notes import Notes
-from agent.history.timeline import DRAINED, GONE, Condition, Period, Record, Run, periods
+from agent.history.timeline import DRAINED, GONE, Book, Condition, Key, Period, Record, Run, periods
 from agent.inventory.decision import HELD_AND_GONE
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import Shortfall

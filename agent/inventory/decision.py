@@ -485,7 +485,7 @@ def given_to(claim: Held, at: Mapping[str, Iterable[Found]]) -> list[Found]:
 
 
 def replaced(claim: Held, device: Device) -> Health:
-    """Of a slot that has another device than its pod was given."""
+    """Of a slot that has another device than its pod was given (`agent.model.REPLACED` says who else says so)."""
     reason = "node-replaced" if any(name.startswith("node:") for name in claim.hardware) else "replaced"
     was, now = (" at ".join(filter(None, (it.identity, *sorted(it.place)))) for it in (claim, device))
     if was == now:

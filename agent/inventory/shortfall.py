@@ -36,7 +36,7 @@ TAKEN: Final = "conflict"
 """Another device has one of its IDs."""
 
 WENT: Final = "gone"
-"""It was offered, and is not there any more."""
+"""It was offered, is not there any more, and no pod holds it: of one that a pod holds, `decision.HELD_AND_GONE` says so."""
 
 REASONS: Final = (UNUSABLE, FULL, TAKEN, WENT)
 

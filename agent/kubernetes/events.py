@@ -17,7 +17,7 @@ from typing import Any, Final
 import anyio
 from msgspec import Struct
 
-from agent.health.judgement import DRAINED
+from agent.health.book import DRAINED
 from agent.inventory.shortfall import Missing
 from agent.kubernetes.api import STRATEGIC, Api, ApiError, backoff
 from agent.model import Transition

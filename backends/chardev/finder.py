@@ -245,7 +245,10 @@ def numbers(attributes: Mapping[str, tuple[str, ...]]) -> list[str]:
 
 
 def node_signal(host: Host, hardware: str, path: str, number: str) -> Signal | None:
-    """What is wrong with `hardware`, whose node should be at `path` and have this number."""
+    """What is wrong with `hardware`, whose node should be at `path` and have this number.
+
+    Its `node-replaced` is of the node. The agent says the same of an ID whose pod was given another device's node.
+    """
     try:
         node = device_node(host, HostPath(path))
     except NoNodeError as error:

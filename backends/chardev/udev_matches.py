@@ -72,7 +72,8 @@ class UdevMatches(Finder):
             try:
                 devices.append(self._device(unit, found, group))
             except NoNodeError as error:
-                problems.append(Problem(unit, f"{found.path} is not offered by {group.resource}: {error}"))
+                why = f"{found.path} is not offered by {group.resource}: {error}"
+                problems.append(Problem(unit, why, group.resource))
         return Discovery(tuple(devices), problems=tuple(problems))
 
     def _takers(self, found: UdevDevice) -> Iterable[Group]:

@@ -80,6 +80,7 @@ class UsbSticks(Finder):
         devices: list[Device] = []
         problems: list[Problem] = []
         takers: set[str] = set()
+        settling: list[float] = []
         for group, selectors in self._wanted if found else ():
             assert found is not None
             if group.resource in takers:
@@ -91,8 +92,11 @@ class UsbSticks(Finder):
                 devices.append(self._device(unit, found, group))
             except NotOfferedError as error:
                 takers.add(group.resource)  # it is not the next group's until this one's nodes are there
-                problems += filter(None, (stick_problem(unit, found, group, error),))
-        return Discovery(tuple(devices), problems=tuple(problems))
+                if left := settles_in(found, error):
+                    settling.append(left)
+                else:
+                    problems.append(stick_problem(unit, found, group, error))
+        return Discovery(tuple(devices), problems=tuple(problems), settles=min(settling, default=0.0))
 
     def _device(self, unit: str, found: UsbDevice, group: Group) -> Device:
         stick = stick_of(self.host, group.options, found)
@@ -138,7 +142,8 @@ class StickSets(Finder):
         group, selectors = self._groups[unit]
         problems: list[Problem] = []
         found: list[list[Stick]] = [[] for _ in selectors.names]
-        for index, stick in self._sticks(unit, problems):
+        settling: list[float] = []
+        for index, stick in self._sticks(unit, problems, settling):
             found[index].append(stick)
         ordered = [sorted(each, key=lambda stick: stick.id) for each in found]
         if group.options.together == "all":
@@ -146,11 +151,14 @@ class StickSets(Finder):
             devices = [stick_device(group, unit, "+".join(selectors.names), every)] if every else []
         else:
             devices = [stick_device(group, unit, held[0].id, held) for held in zip(*ordered, strict=False)]
-            problems += [Problem(unit, why) for why in _shortage(group, selectors.names, ordered)]
-        return Discovery(tuple(devices), problems=tuple(problems))
+            problems += [Problem(unit, why, group.resource) for why in _shortage(group, selectors.names, ordered)]
+        return Discovery(tuple(devices), problems=tuple(problems), settles=min(settling, default=0.0))
 
-    def _sticks(self, unit: str, problems: list[Problem]) -> Iterator[tuple[int, Stick]]:
-        """Yield the sticks that the group's selectors take, each with the index of its selector; no ID comes twice."""
+    def _sticks(self, unit: str, problems: list[Problem], settling: list[float]) -> Iterator[tuple[int, Stick]]:
+        """Yield the sticks that the group's selectors take, each with the index of its selector; no ID comes twice.
+
+        Why others are not there goes to `problems`, or, where their drivers may still be starting, for how long to `settling`.
+        """
         group, selectors = self._groups[unit]
         seen: dict[str, str] = {}
         for port in usb.ports(self.host):
@@ -164,7 +172,10 @@ class StickSets(Finder):
                     raise NotOfferedError(f'its serial is also that of the one at {other}; say id = "port"')
                 yield index, stick
             except NotOfferedError as error:
-                problems += filter(None, (stick_problem(unit, found, group, error),))
+                if left := settles_in(found, error):
+                    settling.append(left)
+                else:
+                    problems.append(stick_problem(unit, found, group, error))
 
     def ids(self, group: Group, device: Device) -> Sequence[str]:
         """The tokens of the set (see the module)."""
@@ -340,11 +351,16 @@ def usb_env(resource: CharDevResource, grants: Iterable[Grant]) -> Mapping[str, 
     return {resource.variable("USB_RESOURCE"): ",".join(dict.fromkeys(places))} if places else {}
 
 
-def stick_problem(unit: str, found: UsbDevice, group: Group, error: NotOfferedError) -> Problem | None:
-    """The problem of a stick that is not offered; none while its drivers may still be starting."""
-    if isinstance(error, NoNodesError) and found.connected is not None and found.connected < SETTLED:
-        return None
-    return Problem(unit, f"{named(found)} is not offered by {group.resource}: {error}")
+def settles_in(found: UsbDevice, error: NotOfferedError) -> float:
+    """Seconds for which the drivers of a stick that is not offered may still be starting; 0 if that is a problem."""
+    if not isinstance(error, NoNodesError) or found.connected is None:
+        return 0.0
+    return max(0, SETTLED - found.connected) / 1000
+
+
+def stick_problem(unit: str, found: UsbDevice, group: Group, error: NotOfferedError) -> Problem:
+    """The problem of a stick that is not offered, once its drivers have had their time."""
+    return Problem(unit, f"{named(found)} is not offered by {group.resource}: {error}", group.resource)
 
 
 def unlistable(host: Host) -> str | None:

@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from backends.base import Device, Discovery, Host, HostPath, Link, Problem, Signal, Verdict
 from backends.gpu import nodes
 from backends.gpu.nodes import Wanted
-from backends.gpu.vendor import Attributes, Vendor, described, driver_fault, gpu, is_gpu, part, withheld
+from backends.gpu.vendor import Attributes, Vendor, described, driver_fault, gpu, is_gpu, part, stripped
 from backends.linux import pci, sysfs
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Amd(Vendor):
         unusable = unusable or nodes.fault(self.host, wanted) or ""
         attributes = self._described(function)
         (identity,) = attributes.get("uuid", (None,))
-        return Discovery((withheld(gpu(function, wanted, attributes, identity=identity), unusable),))
+        return Discovery((stripped(gpu(function, wanted, attributes, identity=identity), unusable),))
 
     def _described(self, function: pci.Function) -> Attributes:
         read = {
@@ -133,7 +133,7 @@ class Amd(Vendor):
         attributes = self._described(function)
         told = (*attributes.get("uuid", (function.ids,)), *attributes.get("partition", ()))
         found = part(gpu(function, (), attributes), device.name, wanted, attributes)
-        return withheld(replace(found, unit=TOGETHER, identity=" ".join(told)), unusable)
+        return stripped(replace(found, unit=TOGETHER, identity=" ".join(told)), unusable)
 
     def probe(self, device: Device) -> Iterator[Signal]:
         """A signal if AMD's metrics exporter finds the GPU unhealthy."""

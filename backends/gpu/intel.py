@@ -15,7 +15,7 @@ from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPa
 from backends.gpu import nodes
 from backends.gpu.nodes import Wanted
 from backends.gpu.options import GpuResource
-from backends.gpu.vendor import INTEL, Vendor, described, gpu, gpu_addresses, withheld
+from backends.gpu.vendor import INTEL, Vendor, described, gpu, gpu_addresses, stripped
 from backends.linux import pci, sysfs
 
 DRIVERS: Final = ("i915", "xe")
@@ -43,7 +43,7 @@ class Intel(Vendor):
         wanted = nodes.drm(self.host, function.path, function.drm)
         unusable = _obstacle(function) or nodes.fault(self.host, wanted) or ""
         device = gpu(function, wanted, described(function), mounts=self._by_path(function.address))
-        return Discovery((withheld(device, unusable),))
+        return Discovery((stripped(device, unusable),))
 
     def _by_path(self, address: str) -> tuple[Mount, ...]:
         """The links that udev makes to the nodes; Intel's libraries tell several GPUs apart by them."""

@@ -42,7 +42,7 @@ from backends.gpu.vendor import (
     driver_fault,
     gpu,
     part,
-    withheld,
+    stripped,
 )
 from backends.linux import pci, sysfs
 
@@ -94,7 +94,7 @@ class Nvidia(Vendor):
         device = replace(bare, nodes=nodes.handed_out(wanted), attributes=told)
         unusable = driver_fault(function, DRIVER) or self._obstacle(function, device, info, own, takers)
         if unusable or minor is None:
-            return Discovery((withheld(device, unusable),), problems=info.problems)
+            return Discovery((stripped(device, unusable),), problems=info.problems)
         found = self._parts(device, minor, wanted, takers)
         return replace(found, problems=(*info.problems, *found.problems))
 
@@ -266,7 +266,7 @@ def divided(
         if not found:
             return None
         sentence = f"{address} is in MIG mode and is not offered: {error}"
-        return Discovery((withheld(whole, "it is in MIG mode"),), problems=(Problem(address, sentence),))
+        return Discovery((stripped(whole, "it is in MIG mode"),), problems=(Problem(address, sentence),))
     if not found and not (known and known.mig_mode):
         return None
     why = "it is in MIG mode, and offered as its MIG devices" if found else "it is in MIG mode and not divided"
@@ -278,7 +278,7 @@ def divided(
     ]
     unlisted = [one.name for one in found if (one.gi, one.ci) not in listed]
     problems = [Problem(address, f"{address}: NVML does not know the MIG device {name}") for name in unlisted]
-    gpu = withheld(undivided(host, whole, minor), why)
+    gpu = stripped(undivided(host, whole, minor), why)
     return Discovery((gpu, *parts), problems=tuple(problems))
 
 
@@ -289,7 +289,7 @@ def divided_by_proc(
     found = [one for one in procfs.instances(host, minor) if one.ci == 0]
     if not found:
         return None
-    gpu = withheld(undivided(host, whole, minor), "it is in MIG mode, and offered as its GPU instances")
+    gpu = stripped(undivided(host, whole, minor), "it is in MIG mode, and offered as its GPU instances")
     return Discovery((gpu, *(_part(host, whole, one, None, wanted, roots) for one in found)))
 
 
@@ -329,7 +329,7 @@ def _part(
     )
     device = part(whole, key, needed, attributes)
     instance = frozenset({f"mig:{address}/gi{one.gi}"})
-    return withheld(replace(device, identity=identity, depends=device.depends | instance), unusable)
+    return stripped(replace(device, identity=identity, depends=device.depends | instance), unusable)
 
 
 # --- Tegra and WSL ---

@@ -118,7 +118,7 @@ def driven_as(whole: Device, *parts: str) -> Mapping[str, str]:
     return {part: binding for binding in whole.bindings.values() for part in parts}
 
 
-def withheld(device: Device, why: str) -> Device:
+def stripped(device: Device, why: str) -> Device:
     """A device that cannot be had as it is: without what would be handed out. Without a reason it is as it was."""
     if not why:
         return device

@@ -103,7 +103,7 @@ class InfiniBand(Backend[InfiniBandOptions]):
             return
         for hca in hcas:
             for number in ports.missing((port.number for port in hca.ports), taker.spec.options):
-                yield Problem(device.key, f"{hca.name} has no port {number}, which {taker.name} asks for")
+                yield Problem(device.key, f"{hca.name} has no port {number}, which {taker.name} asks for", taker.name)
 
     def _pool(self, resource: InfiniBandResource) -> Discovery:
         members, problems, kept = [], [], dict[str, str]()

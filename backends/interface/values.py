@@ -98,6 +98,8 @@ class Problem(Struct, frozen=True):
 
     subject: str
     sentence: str
+    resource: str = ""
+    """The resource that gets no device for it, or fewer; empty: any that would take the hardware, or none."""
 
 
 class Discovery(Struct, frozen=True, gc=False):
@@ -109,6 +111,9 @@ class Discovery(Struct, frozen=True, gc=False):
     beside: tuple[Device, ...] = ()
     """Devices that no resource selects and no list shows. They are named where a selector matches nothing, and explained
     if asked for."""
+    settles: float = 0.0
+    """Seconds after which the unit is to be looked at again, though no event comes: it may lack something, but only for now.
+    0: it lacks nothing, or what it lacks is a problem."""
 
 
 class Verdict(enum.Enum):

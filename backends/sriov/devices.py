@@ -41,11 +41,11 @@ def find(host: Host, resources: Sequence[SriovResource], unit: str) -> Discovery
     if not seen.needed:
         return Discovery(_taken(host, seen, mine), problems=seen.problems, beside=(seen.device,))
     needed = replace(seen.device, unusable=seen.needed, by_design=True)
-    devices = _withheld(seen, needed, mine)
+    devices = _left_alone(seen, needed, mine)
     return Discovery(devices, problems=seen.problems, beside=() if devices else (needed,))
 
 
-def _withheld(seen: Seen, needed: Device, resources: Sequence[SriovResource]) -> tuple[Device, ...]:
+def _left_alone(seen: Seen, needed: Device, resources: Sequence[SriovResource]) -> tuple[Device, ...]:
     """The device with why it is left alone, for the first resource that might take it.
 
     A card with virtual functions is offered as these: it is for a resource only if a selector means the card itself.

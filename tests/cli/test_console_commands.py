@@ -19,7 +19,7 @@ from agent.cli.commands import fairlead
 from agent.cli.events import line as event_line
 from agent.cli.explain import lines
 from agent.console import advice, sockets
-from agent.console.client import NoDaemonError, WrongNameError
+from agent.console.control import NoDaemonError, WrongNameError
 from agent.console.sockets import node_name
 from agent.console.views import (
     Configuration,

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.console import sockets
-from agent.console.probe_service import serve
+from agent.console.service import answer_probes
 from tests.background import running as background
 from tests.console.fakes import FakeDaemon
 from tests.e2e.process import MAIN
@@ -43,12 +43,12 @@ async def asked(what: str, root: Path) -> tuple[bool, str]:
 async def test_of_two_agents_in_one_namespace_the_later_answers_and_the_earlier_once_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.console.probe_service._LOOK_AGAIN", 0.0)
+    monkeypatch.setattr("agent.console.service._LOOK_AGAIN", 0.0)
     path, earlier, later = tmp_path / "admin.sock", Watchdog(), Watchdog()
     earlier.ailment, later.ailment = "the earlier", "the later"
-    async with background(lambda: serve(FakeDaemon(), earlier, path)):
+    async with background(lambda: answer_probes(FakeDaemon(), earlier, path)):
         await until(sockets.probe_socket(path).exists)
-        async with background(lambda: serve(FakeDaemon(), later, path)):
+        async with background(lambda: answer_probes(FakeDaemon(), later, path)):
             for _ in range(20):
                 if (await asked("live", tmp_path))[1] == "the later":
                     break
@@ -62,14 +62,14 @@ async def test_of_two_agents_in_one_namespace_the_later_answers_and_the_earlier_
 async def test_each_probe_has_the_daemons_verdict_and_a_socket_that_went_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.console.probe_service._LOOK_AGAIN", 0.0)
+    monkeypatch.setattr("agent.console.service._LOOK_AGAIN", 0.0)
     daemon, watchdog = FakeDaemon(), Watchdog()
     path = sockets.probe_socket(tmp_path / "admin.sock")
     left = tmp_path / "probe-1.sock"
     subprocess.run(
         [sys.executable, "-c", f"import socket; socket.socket(socket.AF_UNIX).bind({str(left)!r})"], check=True
     )
-    async with background(lambda: serve(daemon, watchdog, tmp_path / "admin.sock")):
+    async with background(lambda: answer_probes(daemon, watchdog, tmp_path / "admin.sock")):
         await until(path.exists)
         assert not left.exists()  # of a container that was killed
         assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -14,8 +14,7 @@ from grpclib.const import Handler
 from grpclib.const import Status as Code
 from grpclib.exceptions import GRPCError
 
-from agent.console.client import Client, NoDaemonError, WrongNameError
-from agent.console.control import Codec
+from agent.console.control import Client, Codec, NoDaemonError, WrongNameError
 from agent.console.service import AdminService, served
 from agent.console.views import Drained, Event, Gift, History, Period, Reloaded, Undrained
 from agent.kubelet.server import SocketServer

@@ -11,7 +11,7 @@ from agent.cli.explain import lines as explained
 from agent.console.control import NoSuchDeviceError, RefusedError
 from agent.console.device_views import draw
 from agent.console.views import Held, Holder, Resource
-from agent.daemon.reporting import lists
+from agent.daemon import list_reporter
 from agent.daemon.supervisor import Agent
 from agent.health import Statement
 from agent.history import recorder
@@ -81,7 +81,7 @@ async def test_a_device_that_a_pod_holds_and_that_is_gone_says_since_when(node: 
 
 
 async def test_what_a_pod_holds_keeps_its_place_after_it_went(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lists, "_PAUSE", 0.0)
+    monkeypatch.setattr(list_reporter, "_PAUSE", 0.0)
     async with node.running(toys(1)) as agent:
         await node.has(TOY, healthy=1)
         await node.kubelet.admit(pod("p", 1, TOY))
@@ -232,7 +232,7 @@ async def test_events_and_replies_name_a_device_as_a_person_does_also_once_it_ha
             (device,) = super().discover(unit).devices
             return Discovery((replace(device, attributes={"name": (f"toy{unit[-1]}",)}),))
 
-    monkeypatch.setattr(lists, "_PAUSE", 0.0)
+    monkeypatch.setattr(list_reporter, "_PAUSE", 0.0)
     backend = Named()
     async with node.running(cards(), backends={"cards": backend}) as agent:
         await node.has(CARDS, healthy=4)
@@ -324,7 +324,7 @@ async def test_how_a_device_was_is_told_by_any_of_its_names_also_once_it_is_gone
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recorder, "_PAUSE", 0.0)
-    monkeypatch.setattr(lists, "_PAUSE", 0.0)
+    monkeypatch.setattr(list_reporter, "_PAUSE", 0.0)
     async with node.running(toys(2)) as agent:
         await node.has(TOY, healthy=2)
         await until(lambda: TOY in agent.control._parts.node.history._compared)

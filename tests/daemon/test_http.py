@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.config.file import HttpConfig
 from agent.config.typed import Listen
 from agent.console.http import app
-from agent.daemon.reporting.event_log import Events
+from agent.daemon.event_log import Events
 from agent.daemon.supervisor import Agent
 from agent.discovery.backend_answers import make_backends
 from agent.kubelet import pod_claims

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from agent.config import AgentConfig, Config
 from agent.daemon.node import Node
-from agent.daemon.state_file import StateFile
-from agent.daemon.state_keeper import StateKeeper
+from agent.daemon.state_file import StateFile, StateKeeper
 from agent.discovery.reading import Changes
 from agent.health import HealthBook, KeptHealth
 from agent.model import Held

@@ -9,9 +9,8 @@ import anyio
 import pytest
 
 from agent.claims.ledger import Ledger
-from agent.daemon import state_file, state_keeper
-from agent.daemon.state_file import Kept, StateFile
-from agent.daemon.state_keeper import StateKeeper
+from agent.daemon import state_file
+from agent.daemon.state_file import Kept, StateFile, StateKeeper
 from agent.hardware.jobs import HardwareQueue
 from agent.hardware.reconciler import Reconciler
 from agent.hardware.releases import Releaser
@@ -116,7 +115,7 @@ async def test_a_write_that_takes_too_long_is_told_of_until_it_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, go_on, save = await Run(tmp_path).begin(), threading.Event(), StateFile._save
-    monkeypatch.setattr(state_keeper, "_PATIENCE", 0.0)
+    monkeypatch.setattr(state_file, "_PATIENCE", 0.0)
     monkeypatch.setattr(StateFile, "_save", lambda *of: go_on.wait(PATIENCE) and save(*of))
     latch(run.health, 1.0, XID)
     await run.keeper.write_health()

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from agent.daemon import boot, serving
+from agent.daemon import serving
 from agent.daemon.serving import Serving
 from agent.daemon.state_file import StateFile
 from agent.daemon.supervisor import Agent
@@ -545,7 +545,7 @@ async def test_a_first_list_does_not_wait_for_ever_for_what_was_offered_before(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "SETTLE", 0.0)
-    monkeypatch.setattr(boot, "HELD_BACK", 0.0)
+    monkeypatch.setattr("agent.daemon.supervisor.HELD_BACK", 0.0)
     let_go = threading.Event()
     await node.kubelet.start()
     async with node.running(bad(), backends={"bad": Bad()}):

@@ -18,7 +18,7 @@ from typing import Final, get_args
 
 from msgspec import Struct
 
-from agent.console.client import Client
+from agent.console.control import Client
 from agent.daemon.control import AgentControl
 from agent.kubelet.witnesses import FILE_NAME
 from agent.runtime.errors import FairleadError

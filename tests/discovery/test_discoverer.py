@@ -993,6 +993,21 @@ async def test_a_backend_that_cannot_list_keeps_what_was_known_and_is_tried_agai
         await eyes.until(lambda: not eyes.it.problems)
 
 
+async def test_a_unit_that_settles_is_looked_at_again_once_that_is_over_and_then_no_more() -> None:
+    loop, backend = asyncio.get_running_loop(), Fake()
+    left = [0.1, 1.9]  # the second look, for an event, comes 0.1 s before the first one's end
+    backend.hardware = {"u": lambda: Discovery(settles=left.pop() if left else 0.0), "v": ()}
+    backend.affected = lambda _hint: ["u"]
+    async with looking(Eyes(backend, options={"clock": lambda: loop.time()})) as eyes:
+        eyes.it.hint(HINT)
+        await eyes.until(lambda: not left)
+        pass_time(2.0)
+        await eyes.until(lambda: len(backend.looked) == 4)
+        pass_time(1000.0)
+        await eyes.look_at("v")
+        assert backend.looked == ["u", "v", "u", "u", "v"]
+
+
 async def test_a_first_scan_that_fails_is_a_first_scan() -> None:
     eyes = Eyes()
     eyes.backend.listed = failing()
@@ -1025,7 +1040,7 @@ async def test_the_problems_of_a_unit_that_is_gone_are_gone() -> None:
         assert len(eyes.sentences()) == 1
         backend.hardware = {}
         eyes.it.rescan()
-        await eyes.until(lambda: not eyes.it.problems and not eyes.it.schedule._retries)
+        await eyes.until(lambda: not eyes.it.problems and not eyes.it.schedule.retries)
 
 
 def lazily() -> Iterator[str]:
@@ -1092,7 +1107,7 @@ async def test_watches_that_fail_are_asked_for_again_soon_and_no_more_once_they_
         await eyes.until(lambda: listed[0] > 2)
         eyes.backend.watched = Watches
         await eyes.until(lambda: not eyes.sentences())
-    assert eyes.it.schedule._retries == {}
+    assert eyes.it.schedule.retries == {}
 
 
 async def test_every_event_is_refused_to_a_backend_that_does_not_say_what_each_is_about() -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from agent.console.doctor.checks import CHECKS
+from agent.cli.doctor import CHECKS
 from tests.docs.pages import REPOSITORY, text
 
 _PAGE: Final = text("docs/troubleshooting.md")

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.dra.slices import MOST_DEVICES
-from agent.health.judgement import DRAINED
+from agent.health.book import DRAINED
 from agent.model import HEALTHY, Health, State
 from backends.base import Device
 from tests.dra.stage import DRIVER, NODE, Stage, by_claim, claimed

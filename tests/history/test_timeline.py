@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.history import book
-from agent.history.book import Book
-from agent.history.timeline import GONE, SPAN, UNKNOWN, WELL, Change, Condition, Period, Run, kept, periods
+from agent.history import timeline
+from agent.history.timeline import GONE, SPAN, UNKNOWN, WELL, Book, Change, Condition, Period, Run, kept, periods
 
 NOW = 1_800_000_000.0
 KEY = ("a.example/one", "card")
@@ -98,17 +97,17 @@ KEYS = st.sampled_from([("a.example/one", name) for name in "xyz"])
 def test_what_the_bound_forgets_is_unknown_and_never_told_wrong(
     notes: list[tuple[tuple[str, str], Condition]], data: st.DataObject
 ) -> None:
-    whole, small, most = Book(), Book(), (book.IN_ALL, book.PER_DEVICE)
+    whole, small, most = Book(), Book(), (timeline.IN_ALL, timeline.PER_DEVICE)
     try:
         for n, (key, condition) in enumerate(notes):
             appeared = whole.now(key).state == GONE
-            book.IN_ALL, book.PER_DEVICE = most  # type: ignore[misc]
+            timeline.IN_ALL, timeline.PER_DEVICE = most  # type: ignore[misc]
             whole.note(key, condition, NOW - 1000 + n)
-            book.IN_ALL, book.PER_DEVICE = 6, 4  # type: ignore[misc]
+            timeline.IN_ALL, timeline.PER_DEVICE = 6, 4  # type: ignore[misc]
             small.note(key, condition, NOW - 1000 + n, appeared=appeared)
             assert len(list(small.all())) <= 6 + 3  # of each of the three, how it is
     finally:
-        book.IN_ALL, book.PER_DEVICE = most  # type: ignore[misc]
+        timeline.IN_ALL, timeline.PER_DEVICE = most  # type: ignore[misc]
     restored = Book()
     restored.restore(small.all())
     for key in small.devices():
@@ -122,7 +121,7 @@ def test_what_the_bound_forgets_is_unknown_and_never_told_wrong(
 def test_a_device_that_comes_back_after_its_past_was_forgotten_was_unknown_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(book, "IN_ALL", 6)
+    monkeypatch.setattr(timeline, "IN_ALL", 6)
     noted, (x, y) = Book(), ((KEY[0], "x"), (KEY[0], "y"))
     noted.note(x, Condition("Degraded"), NOW - 900)
     noted.note(x, Condition(GONE), NOW - 800)
@@ -134,8 +133,8 @@ def test_a_device_that_comes_back_after_its_past_was_forgotten_was_unknown_befor
 
 
 def test_a_device_that_never_rests_takes_nothing_from_what_is_told_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(book, "PER_DEVICE", 3)
-    monkeypatch.setattr(book, "IN_ALL", 6)
+    monkeypatch.setattr(timeline, "PER_DEVICE", 3)
+    monkeypatch.setattr(timeline, "IN_ALL", 6)
     noted, (x, y) = Book(), ((KEY[0], "x"), (KEY[0], "y"))
     for n, state in enumerate(("Degraded", "Unhealthy", "Healthy")):
         noted.note(x, Condition(state), NOW - 900 + n)

@@ -20,8 +20,7 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from agent.claims.ledger import Ledger
-from agent.daemon.state_file import StateFile
-from agent.daemon.state_keeper import StateKeeper
+from agent.daemon.state_file import StateFile, StateKeeper
 from agent.discovery.reading import NOTHING, UnitState, changes_of, probe, read
 from agent.hardware.jobs import HardwareQueue
 from agent.hardware.reconciler import Reconciler

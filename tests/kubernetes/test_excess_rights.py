@@ -7,7 +7,7 @@ import pytest
 from agent.cli.doctor import _policies
 from agent.config import Config
 from agent.config.file import KubernetesConfig
-from agent.console.doctor.findings import Level
+from agent.console.doctor import Level
 from agent.kubernetes.identity import Identity
 from tests.apiserver import NODE, TOKEN, ApiServer
 

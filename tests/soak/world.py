@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final, Self, get_args
 
-from agent.console.client import Client
+from agent.console.control import Client
 from agent.runtime.errors import FairleadError
 from agent.simulation.demo_stage import write_stub_file
 from agent.simulation.device_manager import KubeletPanicError

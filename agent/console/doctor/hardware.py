@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from agent.console import views
 from agent.console.advice import Advice, advice, of_device
-from agent.console.doctor.findings import Finding, failure, fine, warning
+from agent.console.doctor import Finding, failure, fine, warning
 from agent.console.doctor.host import node_paths
 from agent.console.views import NAMES_NOTHING, Status
 from agent.inventory.inventory import Inventory
@@ -39,7 +39,7 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
     if not inventory.selection.written:
         yield failure("The configuration has no [[resource]]: nothing is offered.", "See config.example.toml.")
     names = inventory.names()
-    served, missing = set[str](), _not_offered(found, said)
+    served, missing = set[str](), _missed(found, said)
     named = (name for it in (said.templates if said else ()) for name in it.resources)
     for name in (*names, *(name for name in named if name not in names and known[name].devices)):
         resource = known.get(name)
@@ -78,7 +78,7 @@ def hardware(found: Survey, said: Status | None = None) -> Iterator[Finding]:
         yield warning(f"{kind}: {problem.sentence.rstrip('.')}.", "Mend what it names.")
 
 
-def _not_offered(found: Survey, said: Status | None) -> Mapping[str, list[_Lame]]:
+def _missed(found: Survey, said: Status | None) -> Mapping[str, list[_Lame]]:
     """What each resource is meant to have, and no pod can get."""
     every: dict[str, list[_Lame]] = {}
     for one in said.unclaimed if said else ():
@@ -99,7 +99,7 @@ def _missing(every: Mapping[str, list[_Lame]], said: Status | None, served: Set[
 
 
 class _Lame(Struct, frozen=True):
-    """What is not offered as it should be, and why."""
+    """A device that is missed, or an ID that is Unhealthy, and why."""
 
     key: str
     reason: str
@@ -122,7 +122,7 @@ def _held(devices: Iterable[views.Device]) -> str:
 
 
 def _counted_by_look(inventory: Inventory, name: str) -> tuple[int, list[_Lame]]:
-    """How many IDs a look found, and those that are not offered."""
+    """How many IDs a look found, and those that are Unhealthy."""
     slots = inventory.slots(name).values()
     lame = [
         _Lame(slot.id, slot.health.reason, slot.health.message, 1, *_known(slot.device))
@@ -199,11 +199,11 @@ def _paths_of(inventory: Inventory, name: str) -> Iterator[str]:
 
 
 def problems_of(found: Survey, name: str) -> list[Problem]:
-    """What is wrong with a resource itself, with what is at its paths, or with hardware that is "not offered by" it."""
+    """What is wrong with a resource itself, with what is at its paths, or with hardware that it would have."""
     return (
         [it for _, it in found.problems if it.subject == name]
         or _problems_of_paths(found, name)
-        or [it for _, it in found.problems if f" by {name}: " in it.sentence]
+        or [it for _, it in found.problems if it.resource == name]
     )
 
 

@@ -19,10 +19,9 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from agent.console.control import Control
-from agent.console.http import metrics
-from agent.console.http.page import page
-from agent.console.http.page.page import EVENTS, Picture
-from agent.console.probe_service import Health, verdict
+from agent.console.http import metrics, page
+from agent.console.http.page import EVENTS, Picture
+from agent.console.service import Health, verdict
 from agent.console.views import Event, Status
 from agent.runtime.counts import Counts
 from agent.runtime.errors import shown

@@ -27,7 +27,7 @@ from uvicorn.server import ServerState
 
 from agent.console.control import Control
 from agent.console.http.app import Face
-from agent.console.probe_service import Health
+from agent.console.service import Health
 from agent.kubelet.server import listen as listen_at
 from agent.runtime.counts import Counts
 from agent.runtime.problems import Problems

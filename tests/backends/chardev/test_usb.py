@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import asyncio
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.discovery.discoverer import Discoverer
 from agent.inventory.inventory import Inventory
 from backends.base import (
     ANY_SUBSYSTEM,
@@ -23,7 +26,9 @@ from backends.interface.values import Known
 from tests.backends.chardev.chardevs import FTDI, NAME, Looked, chardev, configured, only, problems
 from tests.backends.linux.sticks import CONTROLLER, describe, directory, function, stick, tty
 from tests.backends.trees import plant
+from tests.background import running
 from tests.nodes import make_node
+from tests.wait import limit, pass_time, until
 
 # --- options ---
 
@@ -130,6 +135,31 @@ def test_a_stick_that_has_just_been_plugged_in_has_time_for_its_drivers(
     tree = stick("1-2", 5) + f"sys/{directory('1-2')}/power/connected_duration = {connected}"
     found = chardev(tmp_path, tree, resource(nodes="tty")).discover("usb:1-2")
     assert (len(found.devices), len(found.problems)) == (0, problems)
+
+
+@pytest.mark.parametrize("together", [None, "all"])
+async def test_a_stick_whose_driver_does_not_come_is_told_as_soon_as_it_had_its_time(
+    tmp_path: Path, together: str | None
+) -> None:
+    connected = f"sys/{directory('1-2')}/power/connected_duration"
+    backend = chardev(tmp_path, f"{stick('1-2', 5)}{connected} = 3", resource(nodes="tty", together=together))
+    loop = asyncio.get_running_loop()
+    it = Discoverer(
+        "chardev",
+        backend,
+        lambda _: None,
+        resync=math.inf,
+        probe=math.inf,
+        unit_deadline=math.inf,
+        clock=lambda: loop.time(),
+    )
+    async with running(it.run):
+        async with limit("the first scan"):
+            await it.first_scan.wait()
+        (tmp_path / connected).write_text("2003")
+        pass_time(1.997)
+        await until(lambda: it.problems, "what keeps the stick from its resource is told")
+        assert "is not offered by example.com/x: it has no tty node" in str(it.problems)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.config import AgentConfig, Config
-from agent.console.doctor.findings import Finding, Level, Patient
+from agent.console.doctor import Finding, Level, Patient
 from agent.console.doctor.host import cdi
 from backends.base import Edits, Resource, ResourceSpec
 from backends.stub import StubOptions

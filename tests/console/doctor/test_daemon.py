@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from agent.console.doctor.daemon import daemon
-from agent.console.doctor.findings import Level
+from agent.console.doctor import Level
+from agent.console.doctor.kubelet import daemon
 from agent.console.views import Kubelet, Resource, Status, Witness
 from tests.console.fakes import status
 

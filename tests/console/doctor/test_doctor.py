@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from agent.cli.doctor import CHECKS, examine
 from agent.config import AgentConfig, Config
-from agent.console.doctor import checks, host, kubelet, process_rights
-from agent.console.doctor.findings import Check, Finding, Level, Patient
+from agent.console.doctor import Check, Finding, Level, Patient, host, kubelet
 from agent.kubelet.witnesses import FILE_NAME
 from backends.base import Host, Resource, ResourceSpec
 from backends.chardev.options import CharDevOptions, PathOption
@@ -79,8 +79,8 @@ def test_where_all_is_well_nothing_is_to_be_mended(patient: Patient) -> None:
         (settings.plugin_dir / "fairlead/lock").open("w") as lock,
     ):
         fcntl.flock(lock, fcntl.LOCK_EX)
-        findings = list(checks.examine(patient))
-    assert {finding.check for finding in findings} == set(checks.CHECKS)
+        findings = list(examine(patient))
+    assert {finding.check for finding in findings} == set(CHECKS)
     assert [finding for finding in findings if finding.level is not Level.FINE] == []
 
 
@@ -88,8 +88,8 @@ def test_a_check_that_fails_itself_ends_no_other(patient: Patient, monkeypatch: 
     def broken(_patient: Patient) -> Iterator[Finding]:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(checks, "CHECKS", {"broken": broken, "sysfs": host.sysfs})
-    assert [(finding.check, finding.level) for finding in checks.examine(patient)] == [
+    monkeypatch.setattr("agent.cli.doctor.CHECKS", {"broken": broken, "sysfs": host.sysfs})
+    assert [(finding.check, finding.level) for finding in examine(patient)] == [
         ("broken", Level.WARNING),
         ("sysfs", Level.FINE),
     ]
@@ -183,36 +183,36 @@ def test_an_agent_that_is_gone_and_one_that_runs(patient: Patient) -> None:
 def test_missing_rights_are_told_where_something_that_is_configured_needs_them(patient: Patient) -> None:
     (patient.proc / "self/status").write_text("CapEff:\t0000000000000000\n")  # as in the hardened overlay
     patient = replace(patient, uid=0)
-    assert one(process_rights.capabilities, patient).level is Level.FINE
-    assert "CAP_DAC_OVERRIDE" in one(process_rights.capabilities, replace(patient, uid=65534)).found
-    found = one(process_rights.capabilities, with_resource(patient, "vfio", VfioOptions(bind="allocate"))).found
+    assert one(host.capabilities, patient).level is Level.FINE
+    assert "CAP_DAC_OVERRIDE" in one(host.capabilities, replace(patient, uid=65534)).found
+    found = one(host.capabilities, with_resource(patient, "vfio", VfioOptions(bind="allocate"))).found
     assert "CAP_SYS_PTRACE: what the host has mounted" in found
     assert f"the right to write to {patient.config.host.sys}: drivers cannot be bound" in found
-    found = one(process_rights.capabilities, with_resource(patient, "vfio", VfioOptions(), pre_start="reset")).found
+    found = one(host.capabilities, with_resource(patient, "vfio", VfioOptions(), pre_start="reset")).found
     assert ("CAP_SYS_PTRACE" in found, "hardware cannot be reset" in found) == (False, True)
 
 
 def test_selinux_keeps_a_container_from_the_kubelet(patient: Patient) -> None:
     plant(patient.config.host.sys, "fs/selinux/enforce = 1\n")
-    assert one(process_rights.selinux, patient).level is Level.FINE
+    assert one(host.selinux, patient).level is Level.FINE
     (patient.proc / "self/attr/current").write_text("system_u:system_r:container_t:s0:c1,c2\0")
-    assert "container_device_plugin_t" in one(process_rights.selinux, patient).mend
+    assert "container_device_plugin_t" in one(host.selinux, patient).mend
 
 
 def test_events_that_are_off(patient: Patient) -> None:
-    assert "within 300 s only" in one(process_rights.events, with_settings(patient, uevents="off")).found
+    assert "within 300 s only" in one(host.events, with_settings(patient, uevents="off")).found
 
 
 def test_a_user_namespace_gets_no_events(patient: Patient) -> None:
     (patient.proc / "self/uid_map").write_text("         0     100000      65536\n")
-    assert "hostUsers" in one(process_rights.events, patient).mend
+    assert "hostUsers" in one(host.events, patient).mend
 
 
 def test_udevs_events_without_a_udevd(patient: Patient) -> None:
     udev = with_settings(patient, uevents="udev")
-    assert one(process_rights.events, udev).level is Level.FAILURE
+    assert one(host.events, udev).level is Level.FAILURE
     plant(patient.config.host.run, "udev/control\n")
-    assert one(process_rights.events, udev).found == "They come from udevd."
+    assert one(host.events, udev).found == "They come from udevd."
 
 
 def test_udevs_events_stay_in_the_hosts_network(patient: Patient) -> None:
@@ -220,23 +220,23 @@ def test_udevs_events_stay_in_the_hosts_network(patient: Patient) -> None:
     plant(patient.config.host.run, "udev/control\n")
     (patient.proc / "self/ns/net").unlink()
     (patient.proc / "self/ns/net").touch()
-    found = one(process_rights.events, udev)
+    found = one(host.events, udev)
     assert (found.level, "network namespace" in found.found, "hostNetwork" in found.mend) == (Level.FAILURE, True, True)
-    assert one(process_rights.events, patient).found == "They come from the kernel."
+    assert one(host.events, patient).found == "They come from the kernel."
 
 
 def test_another_network_matters_to_those_who_need_its_events(patient: Patient) -> None:
     (patient.proc / "self/ns/net").unlink()
     (patient.proc / "self/ns/net").touch()
-    assert one(process_rights.network, patient).level is Level.FINE
-    assert one(process_rights.network, with_resource(patient, "infiniband")).mend == "Set hostNetwork: true."
+    assert one(host.network, patient).level is Level.FINE
+    assert one(host.network, with_resource(patient, "infiniband")).mend == "Set hostNetwork: true."
 
 
 def test_a_containers_own_proc_does_not_tell_of_the_hosts_network(patient: Patient) -> None:
     (patient.config.host.proc / "1/ns/pid").unlink()
     (patient.config.host.proc / "1/ns/pid").symlink_to("pid:[4026532201]")
-    assert one(process_rights.network, patient).found == "Nothing needs the host's."
-    assert "host.proc" in one(process_rights.network, with_resource(patient, "infiniband")).mend
+    assert one(host.network, patient).found == "Nothing needs the host's."
+    assert "host.proc" in one(host.network, with_resource(patient, "infiniband")).mend
 
 
 # --- the host ---

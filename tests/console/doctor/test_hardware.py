@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.console import views
-from agent.console.doctor.findings import Finding, Level
+from agent.console.doctor import Finding, Level
 from agent.console.doctor.hardware import hardware
 from agent.console.views import Status
 from agent.health import HealthBook
@@ -58,6 +58,15 @@ def test_hardware_that_is_not_offered_by_the_only_resource_that_takes_it_says_wh
     assert problem.sentence.endswith("it has no tty node; is its driver there?")
     (one,) = look(problems=[problem])
     assert one.found == f"{A} offers nothing: {problem.sentence}."
+
+
+def test_sticks_that_make_no_set_are_why_their_resource_offers_nothing(tmp_path: Path) -> None:
+    backend = chardev(tmp_path, stick("1-2", 5), configured(A, usb=[FTDI, {"vendor": "534d"}], together="each"))
+    (unit,) = backend.units()
+    (one,) = look(problems=backend.discover(unit).problems)
+    assert one.found == (
+        f"{A} offers nothing: 1 of 0403:6001 and 0 of 534d:* are plugged in: what is left over is in no set."
+    )
 
 
 def test_the_only_device_of_a_resource_that_cannot_be_used_comes_with_what_to_do() -> None:

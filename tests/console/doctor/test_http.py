@@ -14,8 +14,8 @@ import pytest
 from agent.config import Config
 from agent.config.file import HttpConfig
 from agent.config.typed import Listen
-from agent.console.doctor.daemon import http
-from agent.console.doctor.findings import Finding, Level, Patient
+from agent.console.doctor import Finding, Level, Patient
+from agent.console.doctor.kubelet import http
 from tests.console.fakes import FakeDaemon
 from tests.console.http.serving import free_port, served
 from tests.wait import PATIENCE
@@ -24,7 +24,7 @@ from tests.wait import PATIENCE
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine is nobody's silence."""
-    monkeypatch.setattr("agent.console.doctor.daemon._PATIENCE", PATIENCE)
+    monkeypatch.setattr("agent.console.doctor.kubelet._PATIENCE", PATIENCE)
 
 
 def look(listen: str) -> Finding:

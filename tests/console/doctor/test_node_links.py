@@ -6,7 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from agent.console.doctor.findings import Finding, Level
+from agent.console.doctor import Finding, Level
 from agent.console.doctor.hardware import node_links
 from agent.inventory.inventory import Inventory
 from backends.base import Host, HostPath, Node

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from agent.config import AgentConfig, Config
-from agent.console.doctor import kubelet
-from agent.console.doctor.findings import Level, Patient
+from agent.console.doctor import Level, Patient, kubelet
 from agent.console.views import Device, Resource, Status
 from agent.kubelet.witnesses import FILE_NAME
 from backends.base import Host, ResourceSpec

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
-from agent.console.http.page import page
+from agent.console.http import page
 from agent.console.views import Resource, Status
 from tests.console.fakes import FakeDaemon
 from tests.console.http import nodes

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from agent.console.advice import of_device, told
 from agent.console.http import app as viewers_module
+from agent.console.http import page
 from agent.console.http.app import SharedAnswer, Viewers
-from agent.console.http.page import page
-from agent.console.http.page.html import h
-from agent.console.http.page.page import Picture
-from agent.console.http.page.tiles import drawn, name
-from agent.console.http.page.topology import tiles
+from agent.console.http.html import h
+from agent.console.http.page import Picture
+from agent.console.http.tiles import drawn, name
+from agent.console.http.topology import tiles
 from agent.console.views import Event, Histories, History, Period, Status
 from agent.runtime import workers
 from agent.runtime.workers import in_slices

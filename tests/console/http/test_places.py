@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from agent.console.http.page.html import Html, h, join, many
-from agent.console.http.page.sections import attention, troubles
-from agent.console.http.page.topology import Machine, Node, Place, missing, tiles
+from agent.console.http.html import Html, h, join, many
+from agent.console.http.sections import attention, troubles
+from agent.console.http.topology import Machine, Node, Place, missing, tiles
 from agent.console.views import Device, Resource, Status
 from tests.console.http import nodes
 

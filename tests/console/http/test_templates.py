@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agent.console.http.page import sections
-from agent.console.http.page.sections import troubles
+from agent.console.http import sections
+from agent.console.http.sections import troubles
 from agent.console.views import Template
 from tests.console.http.nodes import kvm, node
 

@@ -19,7 +19,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.cli.explain import OWN_LOOK
-from agent.console.doctor.findings import failure, fine, named, warning
+from agent.console.doctor import failure, fine, named, warning
 from agent.console.views import Event, Period, Resource
 from tests.console.fakes import GPU, FakeDaemon, status
 from tests.console.http import nodes

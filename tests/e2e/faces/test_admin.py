@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.console.client import Client, NoDaemonError
+from agent.console.control import Client, NoDaemonError
 from agent.console.views import Event, Held
 from agent.simulation.model import Phase
 from tests.e2e.daemon.test_adversity import OFTEN

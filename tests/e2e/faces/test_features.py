@@ -9,7 +9,7 @@ from tests.e2e.node import Node, chardev
 from tests.e2e.process import finish
 from tests.wait import until
 
-AT_ONCE = "from agent.daemon.reporting import nfd_file\nnfd_file.TOGETHER = 0.0"
+AT_ONCE = "from agent.daemon import nfd_file\nnfd_file.TOGETHER = 0.0"
 COUNT = "fairlead.feature.node.kubernetes.io/fl.test_widget.count="
 
 

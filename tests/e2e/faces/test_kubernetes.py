@@ -15,9 +15,9 @@ from tests.e2e.process import finish
 from tests.wait import limit, until
 
 IMPATIENT = """
-from agent.daemon.reporting import lists
+from agent.daemon import list_reporter
 from agent.kubernetes import api, own_node
-lists._PAUSE = own_node.TOGETHER = own_node._DRAINS_TOGETHER = 0.01
+list_reporter._PAUSE = own_node.TOGETHER = own_node._DRAINS_TOGETHER = 0.01
 api._FIRST_PAUSE = api._LONGEST_PAUSE = 0.02
 """
 """Nothing is gathered, and whoever was refused tries again at once."""

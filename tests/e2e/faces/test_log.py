@@ -87,7 +87,7 @@ async def test_a_log_that_nobody_reads_does_not_keep_the_daemon_from_its_end(nod
 @pytest.mark.parametrize(
     "prelude",
     [
-        "from agent.daemon.reporting.event_log import Events; Events.note = lambda *_: 1 / 0",
+        "from agent.daemon.event_log import Events; Events.note = lambda *_: 1 / 0",
         "import msgspec; encode, msgspec.json.encode = msgspec.json.encode, lambda *_, **__: 1 / 0",
         "from agent.runtime import logs; logs.structlog.processors.TimeStamper.__call__ = lambda *_: 1 / 0",
     ],

@@ -18,7 +18,7 @@ from tests.wait import limit, until
 
 GPUS = "nvidia.com/gpu"
 GPU = f'[[resource]]\nname = "{GPUS}"\nbackend = "gpu"\n'
-AT_ONCE = "from agent.daemon.reporting import lists\nlists._PAUSE = 0.01\n"
+AT_ONCE = "from agent.daemon import list_reporter\nlist_reporter._PAUSE = 0.01\n"
 PLACES = ["0000:19:00.0", "0000:3b:00.0", "0000:4c:00.0", "0000:5d:00.0", "0000:9b:00.0"]
 HIDDEN = {
     "0000:4c:00.0": ("0000:4c:00.0", "it has no driver; nvidia is needed"),

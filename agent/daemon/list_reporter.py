@@ -17,8 +17,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.daemon.dra import Dra
+from agent.daemon.nfd_file import FeatureFile
 from agent.daemon.node import Node
-from agent.daemon.reporting.nfd_file import FeatureFile
 from agent.daemon.serving import Serving
 from agent.hardware.adoption import Adopter
 from agent.inventory.lookup import model_of, name_of
@@ -217,7 +217,8 @@ class ListWarnings:
 _WELL: Final = ("Healthy", "Degraded")
 """States in which pods may have it; any other is a loss, which is a warning."""
 
-_GONE: Final = "Gone"
+_OFF_LIST: Final = "Gone"
+"""In place of a state: the ID has left the list, because its device is gone, another resource's, or free of its pod."""
 
 LOGGED_AT_MOST: Final = 10
 """Transitions of one snapshot, or devices of one look, that get a line each."""
@@ -289,7 +290,7 @@ class Transitions(Struct, frozen=True):
         """How many there are of each reason, or state where there is none."""
         said = ((state, reason) for _, state, reason, _ in self.counts)
         # what a pod held was counted as gone when it went
-        return Counter("gone" if it == _GONE and why != _RELEASED[0] else why or it.lower() for it, why in said)
+        return Counter("gone" if it == _OFF_LIST and why != _RELEASED[0] else why or it.lower() for it, why in said)
 
 
 async def transitions(before: Mapping[str, Slot], after: Snapshot, why: Why) -> Transitions:
@@ -342,7 +343,7 @@ def _said_of(health: Health) -> _Said:
 
 
 def _left(slot: Slot | None, why: Why) -> _Said:
-    return (_GONE, *(why(slot.device) if slot and slot.device else _RELEASED))
+    return (_OFF_LIST, *(why(slot.device) if slot and slot.device else _RELEASED))
 
 
 def _key(slot: Slot | None, device_id: str) -> str:

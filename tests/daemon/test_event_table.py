@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-REPOSITORY: Final = Path(__file__).parents[3]
+REPOSITORY: Final = Path(__file__).parents[2]
 _LOGGERS: Final = ("log", "_log")
 _LEVELS: Final = {"debug": "debug", "info": "info", "warning": "warning", "error": "error", "exception": "error"}
 _NO_FIELDS: Final = ("exc_info",)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.console.views import Event
-from agent.daemon.reporting.event_log import Events
+from agent.daemon.event_log import Events
 from tests.wait import limit, until
 
 

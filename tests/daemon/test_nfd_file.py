@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from agent.daemon.reporting import nfd_file as module
-from agent.daemon.reporting.nfd_file import LIFETIME, MOST_BYTES, NAMESPACE, FeatureFile, content, features
+from agent.daemon import nfd_file as module
+from agent.daemon.nfd_file import LIFETIME, MOST_BYTES, NAMESPACE, FeatureFile, content, features
 from agent.model import HEALTHY, Health, Slot, State
 from backends.base import Device
 from tests.wait import until

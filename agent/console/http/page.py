@@ -15,12 +15,11 @@ from typing import Final
 
 from msgspec import Struct
 
-from agent.console.http.page import sections
-from agent.console.http.page.history_strip import Past, clipped
-from agent.console.http.page.html import Html, h
-from agent.console.http.page.sections import troubles
-from agent.console.http.page.tiles import drawn, name
-from agent.console.http.page.topology import Tile, missing, tiles
+from agent.console.http import sections
+from agent.console.http.html import Html, h
+from agent.console.http.sections import troubles
+from agent.console.http.tiles import Past, clipped, drawn, name
+from agent.console.http.topology import Tile, missing, tiles
 from agent.console.sockets import node_name
 from agent.console.views import Event, Histories, Note, Status
 from agent.runtime.workers import in_slices

@@ -11,9 +11,9 @@ from typing import Final
 from msgspec import Struct
 
 from agent.console.advice import advice, of_device
-from agent.console.http.page.html import Html, h, join, many, moment
-from agent.console.http.page.tiles import advised, element, name, sign
-from agent.console.http.page.topology import NOT_OFFERED, Machine, Node, Place, Tile, badness
+from agent.console.http.html import Html, h, join, many, moment
+from agent.console.http.tiles import advised, element, name, sign
+from agent.console.http.topology import NOT_OFFERED, Machine, Node, Place, Tile, badness
 from agent.console.views import NAMES_NOTHING, STATES, Event, Problem, Resource, Status, Template
 
 _OPEN: Final = 4  # troubles; more of them are a line each, so that the devices below stay on the screen

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from agent.daemon.reporting.lists import tell
-from agent.daemon.reporting.lists import transitions as every_transition
+from agent.daemon.list_reporter import tell
+from agent.daemon.list_reporter import transitions as every_transition
 from agent.model import HEALTHY, Health, Slot, Snapshot, State, Transition
 from agent.runtime.counts import Counts
 from backends.base import Device

@@ -1,1 +1,0 @@
-"""The live page: what is shown where, as HTML."""

@@ -1,1 +1,0 @@
-"""Tells the log, its readers and Node Feature Discovery what changes."""
