@@ -117,7 +117,7 @@ class Ledger:
             Held
         ] = []  # of all claims, in their order; empty, and another list, once one has ended or changed
         self._holders = Counter[str]()  # how many claims have a piece of hardware
-        self._by_id = defaultdict[str, set[str]](
+        self._with_hardware = defaultdict[str, set[str]](
             set
         )  # resource → the IDs by which the hardware of their claims is known
         self._youngest = -math.inf  # when the last of them began
@@ -151,8 +151,8 @@ class Ledger:
         return unknown if claim is None else _is_bare(claim.held)
 
     def bare_among(self, resource: str, ids: Set[str]) -> Set[str]:
-        """Those of a resource's IDs of which `is_bare` is true; of 5,000, before each list, in no time."""
-        return ids - self._by_id[resource]
+        """Those of a resource's IDs of which `is_bare` is true. It is asked before each list, of all that pods hold."""
+        return ids - self._with_hardware[resource]
 
     def allocate(self, given: Iterable[Held], now: float) -> bool:
         """Record what an Allocate is about to give; True if the ledger changed in what must be kept.
@@ -359,12 +359,12 @@ class Ledger:
             self._holders.subtract(before.held.hardware)
         if before is None or before.held != claim.held:
             self._holders.update(claim.held.hardware)
-            known = self._by_id[claim.held.resource]
+            known = self._with_hardware[claim.held.resource]
             (known.discard if _is_bare(claim.held) else known.add)(claim.held.id)
 
     def _end(self, held: Held) -> None:
         del self._claims[held.slot]
-        self._by_id[held.resource].discard(held.id)
+        self._with_hardware[held.resource].discard(held.id)
         self._held = []
         self._holders.subtract(held.hardware)
 

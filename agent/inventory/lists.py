@@ -80,10 +80,8 @@ class Listing:
         self._generation, self._listed, self.omitted = before._generation, before._listed, before.omitted
         self._changed, self._undated, self.dirty = before._changed, before._undated, before.dirty
         self.write(decided)
-        if gone := before.slots.keys() - decided.keys():
-            self.slots = {device_id: slot for device_id, slot in self.slots.items() if device_id not in gone}
-            self._changed |= gone
-            self.dirty = True
+        for device_id in before.slots.keys() - decided.keys():
+            self.drop(device_id)
 
     def snapshot(self, now: float = 0.0, size: int = 0) -> Snapshot:
         """Everything listed now, as a new generation; unclaimed slots beyond the kubelet's limit are left out.

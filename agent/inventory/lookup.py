@@ -162,8 +162,7 @@ def _by_its_beginning(name: str, places: Sequence[Place]) -> Generator[None, Non
                 beside.update(place.ids, () if place.device is None else _paths_and_names(place.device))
                 for hardware in (*place.hardware, *place.depends):
                     beside.update((hardware, hardware.partition(":")[2]))
-            known |= candidates(name, called)
-            yield
+            known |= called
             others |= candidates(name, beside)
             yield
         elsewhere = "`fairlead devices` lists what there is"

@@ -298,7 +298,7 @@ class Shortfall:
         lost = self._lost(offered.keys(), missing, looked)
         there = frozenset[str]().union(*(it.hardware for it in missing.values()))
         async for some in in_batches(lost):
-            for it in filter(None, (self._still(one, there, looked) for one in some)):
+            for it in filter(None, (self._lost_as(one, there, looked) for one in some)):
                 place = it.resource, it.device
                 offered[place], seen[place] = it, self._seen.get(place) or it.as_device()
                 former.append(Place(it.hardware, it.device, it.resource, it.ids, it.depends, seen[place]))
@@ -334,7 +334,7 @@ class Shortfall:
             self._moved -= moved
         return lost
 
-    def _still(self, lost: Offered, there: Set[str], looked: Container[str]) -> Offered | None:
+    def _lost_as(self, lost: Offered, there: Set[str], looked: Container[str]) -> Offered | None:
         """What was offered and is not, with when it went; None if there is nothing to tell of it."""
         if self._inventory.kind(lost.resource) != lost.backend:
             return None  # it is configured no more

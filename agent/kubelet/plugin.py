@@ -74,7 +74,7 @@ class _Departure(Struct, gc=False):
     """That a list lacked IDs which one before had."""
 
     sent: float
-    """When the kubelet was sent it, as if all had gone on since."""
+    """Monotonic seconds, moved on by the time in which this process or the kubelet stood still."""
     begun: float
     """Since when the IDs are remembered."""
 
@@ -139,7 +139,7 @@ class Plugin:
         self._record, self._recorded = record, record()
         self._departures: list[_Departure] = []
         self._left: dict[str, _Departure] = {}
-        """The IDs that the last list which lacked them took off, as long as they are remembered."""
+        """ID → the last list that took it off, as long as it is remembered."""
         self._delisted: dict[str, None] = {}  # the IDs that left the lists of the open stream, the latest of them last
         self._news = asyncio.Event()
         self._reading = anyio.CapacityLimiter(1)  # of long messages: one of 4 MiB becomes 50 MB
@@ -297,7 +297,8 @@ class Plugin:
                 if self._left:
                     self._let_pass()  # once this list is sent, the kubelet has something to read
                 recorded = self._record()
-                message, unhealthy = self._list.message(), frozenset(self._list.unhealthy)
+                message = self._list.message()
+                unhealthy = frozenset(self._list.unhealthy)  # as it was encoded by now
                 await stream.send_message(message)
                 if ending is not self._latest:  # a later stream has sent a later list
                     continue
@@ -305,7 +306,7 @@ class Plugin:
                     self._note_left(left, snapshot.slots)
                 self._sent, self._unhealthy, self._sending = snapshot.slots, unhealthy, None
                 if self._is_silent:
-                    self._besides = _healthy(snapshot.slots)
+                    self._besides = frozenset(self._sent.keys() - self._unhealthy)
                 self.sent_at = time.monotonic()
                 self._records = self._records[0] if self.began else recorded, recorded
                 self._counts.updates += 1
@@ -508,7 +509,7 @@ class EncodedList:
     """The list as bytes.
 
     It is in parts, of which only those with a change are joined again: the items of 10,000 devices lie apart in memory, and to
-    join them all takes 0.8 ms.
+    join all of them, which nothing has touched since the last list, takes 0.8 ms.
     """
 
     def __init__(self) -> None:

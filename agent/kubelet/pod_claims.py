@@ -114,10 +114,8 @@ class PodClaims:
         self._traces: dict[SlotKey, Answer] = {}
         """Of claims whose hardware is not known."""
         self._traced_at = -1  # the inventory's revision
-        self._seen: tuple[Checkpoint | None, int] = (
-            None,
-            -1,
-        )  # the checkpoint that a list was held against, and that revision
+        self._seen: tuple[Checkpoint | None, int] = None, -1
+        """The checkpoint that a list was held against, and the inventory's revision then."""
         self._foreign: dict[tuple[str, tuple[str, ...]], tuple[bytes, Trace]] = {}
         """Of resources that are not ours: the last answer for these IDs, and what the container got."""
         self._clock = clock
@@ -132,9 +130,9 @@ class PodClaims:
         self._lost = Pods()
         """Whom the record before had, where the kubelet has begun with another; the claims were not held against it yet."""
         self._asked_about: frozenset[str] = frozenset()  # the resources that were ours when both had been asked
-        self._unrecorded: Set[str] = frozenset()
-        """Resources of which pods hold what the checkpoint lacks: it was removed, or an older one was written last. A kubelet that
-        begins with it gives that to other pods (A11.1)."""
+        self._unrecorded = ""
+        """A resource of which a pod holds what the checkpoint lacks: a kubelet that begins with it gives that away (A11.1)."""
+        self._had_written: tuple[Version | None] | None = None  # the checkpoint that lay there when that was seen
         self._resent_at: tuple[Version | None] | None = None  # the checkpoint that lay there when lists were sent again
         self._pause = Backoff(_WHILE_ENDING, IDLE)
         self._asking = asyncio.Lock()
@@ -262,6 +260,7 @@ class PodClaims:
         except CheckpointError as error:
             # without knowing which checkpoint lay there, no later one can be told from it: judge nothing
             self._silent[_CHECKPOINT].report_once(str(error))
+            self._unrecorded = self._lacking(frozenset(), present) if isinstance(error, DamagedError) else ""
             await self._adopt(present or set())
             if isinstance(error, DamagedError):
                 await self._compare(None, present, is_asked=True)
@@ -272,8 +271,14 @@ class PodClaims:
         self._have_written(checkpoint.version if checkpoint else None)
 
     def _have_written(self, version: Version | None) -> None:
-        """Send lists again where the end of a claim waits for a newer checkpoint than this one, or the last one lacks a pod."""
-        resources, before = self._ledger.awaiting_checkpoint(self._clock()) | self._unrecorded, self._resent_at
+        """Send lists again where the end of a claim waits for a newer checkpoint than this one; one list where this lacks a pod.
+
+        It was removed or damaged, or an older one was written last. That list goes once: the kubelet may have no room to write.
+        """
+        if self._unrecorded and self._had_written != (version,):
+            self._had_written = (version,)
+            self._node.resend(self._unrecorded)
+        resources, before = self._ledger.awaiting_checkpoint(self._clock()), self._resent_at
         self._resent_at = (version,) if resources else None
         if resources and before == (version,):
             self._pause.next()
@@ -332,11 +337,14 @@ class PodClaims:
             if resource not in self._asked_about:  # by another's first list, meanwhile
                 await self._round()
 
+    def _lacking(self, recorded: Set[SlotKey], present: Set[SlotKey] | None) -> str:
+        """One of our resources of which a List shows more than was recorded; empty: there is none. The record is of all at once."""
+        return min({name for name, _ in (present or set()) - recorded} & set(self._inventory.names()), default="")
+
     async def _judge(self, present: set[SlotKey] | None, asked: float, checkpoint: Checkpoint | None) -> None:
-        slots = (
-            {(name, device_id) for name, ids in checkpoint.held.items() for device_id in ids} if checkpoint else set()
-        )
-        self._unrecorded = {name for name, _ in (present or set()) - slots if name in self._inventory.names()}
+        held = checkpoint.held if checkpoint else {}
+        slots = {(name, device_id) for name, ids in held.items() for device_id in ids}
+        self._unrecorded = self._lacking(slots, present)
         await self._adopt(slots | (present or set()), checkpoint)  # a List leaves out init containers (A5)
         await self._see_foreign(checkpoint)
         await self._compare(checkpoint, present, is_asked=True)

@@ -78,7 +78,7 @@ SocketId = tuple[int, int]
 class Offer(Struct, frozen=True):
     """What a resource's open stream has told the kubelet.
 
-    It is asked after every list, of 10,000 devices too: whole sets are compared, no ID is looked at by itself.
+    What the kubelet has is compared with it after every list, which may have 10,000 IDs: so whole sets are compared, no ID by itself.
     """
 
     slots: Mapping[str, Slot]

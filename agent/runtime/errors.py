@@ -62,7 +62,7 @@ def unknown(
 
 
 def candidates(name: str, names: Collection[str]) -> set[str]:
-    """Those of many names that `unknown` would look at; who has 50,000 asks for some thousand at a time."""
+    """Those of the names that `unknown` could mention: a caller with 50,000 narrows them down some at a time."""
     name = brief(name)
     stem = name.rstrip(string.digits)
     return {*_around(name, names), *(it for it in names if stem not in ("", name) and it.startswith(stem))}

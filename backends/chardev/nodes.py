@@ -43,7 +43,7 @@ from backends.chardev.finder import (
     numbers,
     tokens,
 )
-from backends.interface.values import WHOLE_DIRECTORY, Known
+from backends.interface.values import Known
 from backends.linux.globs import is_glob
 from backends.linux.nodes import (
     DeviceNode,
@@ -169,10 +169,10 @@ class Nodes(Finder):
 
     def watches(self, known: Known) -> Watches:
         """All uevents, and the directories of all paths, since nodes and links are also made by hand or by udev."""
-        listed = (path for unit in known for path in (unit, unit.rpartition("/")[0]))
-        devices = (device for unit in known.whole_directories() for device in known[unit])
+        devices = (device for unit in known.same_by_key() for device in known[unit])
         whole = {path for device in devices for path in directories_in(device)}
-        return Watches(frozenset({ANY_SUBSYSTEM}), frozenset(self._wanted.directories(listed) | whole))
+        directories = self._wanted.directories(_may_be_directories(known)) | whole
+        return Watches(frozenset({ANY_SUBSYSTEM}), frozenset(directories))
 
     def affects(self, hint: Hint, known: Known) -> Iterable[str] | All:
         """The path itself, if a resource takes it; the links that lead to it; directories above it that are devices.
@@ -243,8 +243,8 @@ def whole_directory(host: Host, group: Group, unit: str, permissions: str) -> De
         raise NoNodeError(Fault.DIRECTORY, f"{path} is a directory with no device node below it")
     option = group.options.paths[0]
     inside = container_path(option, path)
-    own = node_hardware(found) | {f"{WHOLE_DIRECTORY}{path}"}
-    hardware = frozenset({f"shared:{group.resource}{path}"}) if option.shared else own
+    own = node_hardware(found)
+    hardware = frozenset({f"shared:{group.resource}{path}"}) if option.shared else own | {f"directory:{path}"}
     links = frozenset(f"path:{target}" for target in links_to_file(host, path))
     numa_nodes = {numa_node(host, node) for _, node in found} - {None}
     nodes = [(container_node(option, each, permissions), each.text.removeprefix(unit)) for each, _ in found]
@@ -260,6 +260,13 @@ def whole_directory(host: Host, group: Group, unit: str, permissions: str) -> De
         numa_node=numa_nodes.pop() if len(numa_nodes) == 1 else None,
         attributes={**node_attributes(found), "path": (unit,), "name": (path.name,), **group.attributes},
     )
+
+
+def _may_be_directories(known: Known) -> Iterator[str]:
+    """Of all paths those that may be a directory, or have one above them that a wildcard matched: no node is one."""
+    yield from {unit.rpartition("/")[0] for unit in known}
+    yield from known.same_by_key()
+    yield from (unit for unit, devices in known.items() if not devices)
 
 
 def directories_in(device: Device) -> set[HostPath]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Final, Generic, Literal, TypeVar
 
 import msgspec
@@ -461,22 +461,18 @@ ALL: Final = All.ALL
 # --- what the last look found ---
 
 
-WHOLE_DIRECTORY: Final = "directory:"
-"""What the name of hardware begins with that is all nodes in a directory; its path follows."""
-
-
 class Known(dict[str, tuple[Device, ...]]):
     """Unit → its devices, with an index from hardware to units. Discovery writes it, by `[…] =` and `del` alone.
 
     `Backend.affects` and `watches` are asked at every event on the node: the way from hardware to units must not be a search.
     """
 
-    __slots__ = ("_minding", "_whole_directories")
+    __slots__ = ("_minding", "_same_by_key")
 
     def __init__(self, units: Mapping[str, tuple[Device, ...]] | None = None) -> None:
         super().__init__()
         self._minding: dict[str, tuple[str, ...]] = {}
-        self._whole_directories: dict[str, None] = {}
+        self._same_by_key: dict[str, None] = {}
         for unit, devices in (units or {}).items():
             self[unit] = devices
 
@@ -485,16 +481,16 @@ class Known(dict[str, tuple[Device, ...]]):
         other = Known()
         dict.update(other, self)
         other._minding = self._minding.copy()
-        other._whole_directories = self._whole_directories.copy()
+        other._same_by_key = self._same_by_key.copy()
         return other
 
     def minding(self, hardware: str) -> tuple[str, ...]:
         """The units with a device that owns this hardware or depends on it."""
         return self._minding.get(hardware, ())
 
-    def whole_directories(self) -> Iterable[str]:
-        """The units with a device that owns a whole directory or depends on it (`WHOLE_DIRECTORY`)."""
-        return dict.fromkeys(unit for hardware in self._whole_directories for unit in self._minding[hardware])
+    def same_by_key(self) -> Set[str]:
+        """The units with a device whose identity is its key: it stays the same whatever it is made of."""
+        return self._same_by_key.keys()
 
     def having_node(self, path: HostPath) -> list[str]:
         """The units with a device that has this node, or has one in this directory."""
@@ -511,12 +507,15 @@ class Known(dict[str, tuple[Device, ...]]):
             self._forget(unit, hardware)
         for hardware in after - before:
             self._minding[hardware] = (*self._minding.get(hardware, ()), unit)
-            if hardware.startswith(WHOLE_DIRECTORY):
-                self._whole_directories[hardware] = None
+        if any(device.identity == device.key for device in devices):
+            self._same_by_key[unit] = None
+        else:
+            self._same_by_key.pop(unit, None)
 
     def __delitem__(self, unit: str) -> None:
         for hardware in minded(self[unit]):
             self._forget(unit, hardware)
+        self._same_by_key.pop(unit, None)
         super().__delitem__(unit)
 
     pop = popitem = setdefault = update = clear = None  # type: ignore[assignment]  # they would pass by the index
@@ -526,7 +525,6 @@ class Known(dict[str, tuple[Device, ...]]):
             self._minding[hardware] = others
         else:
             del self._minding[hardware]
-            self._whole_directories.pop(hardware, None)
 
 
 def minded(devices: Iterable[Device]) -> frozenset[str]:

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from backends.base import Device
 from backends.interface.values import Known
 
-HARDWARE = ["node:c:1:1", "node:c:1:2", "path:/dev/a", "directory:/dev/b", "directory:/dev/c"]
+HARDWARE = ["node:c:1:1", "node:c:1:2", "path:/dev/a", "pci:0"]
 
 
 def device(unit: str, owns: set[str], depends: set[str] = frozenset()) -> Device:  # type: ignore[assignment]
@@ -35,9 +36,9 @@ def test_the_way_from_hardware_to_units_follows_every_change(changes: list[tuple
             if unit in known:
                 del known[unit]
         else:
-            known[unit] = tuple(device(unit, owns) for owns in owned)
+            known[unit] = tuple(replace(device(unit, owns), identity=unit * (len(owns) > 1)) for owns in owned)
     for hardware in HARDWARE:
         minding = {unit for unit, devices in known.items() if any(hardware in d.hardware for d in devices)}
         assert sorted(known.minding(hardware)) == sorted(minding)
-    whole = {unit for hardware in HARDWARE[3:] for unit in known.minding(hardware)}
-    assert sorted(known.whole_directories()) == sorted(whole) == sorted(known.copy().whole_directories())
+    same = {unit for unit, devices in known.items() if any(device.identity == device.key for device in devices)}
+    assert known.same_by_key() == same == known.copy().same_by_key()

@@ -172,12 +172,12 @@ class Picture:
 
     def _sections(self, status: Status, every: Sequence[Tile], happened: Sequence[Event]) -> Iterator[tuple[str, str]]:
         found = troubles(status, every)
-        yield "about", sections.about(status)
+        yield "about", sections.about(status)  # first, so that `found` has a step of the loop for itself
         yield "verdict", sections.verdict(status, every, found)
         yield "attention", sections.attention(found)
         yield "resources", sections.resources(status.resources, status.templates)
         yield "unclaimed", sections.unclaimed(status)
-        told = {event.device for event in happened}
+        told = {it for event in happened for it in (event.device, *event.device.split(", "))}
         titles = {it: tile.title for tile in every for it in tile.names if it in told}
         yield "events", sections.events(happened, titles)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agent.inventory.lookup import Place, find
 from backends.base import ALL, Hint, HostPath, PathChange, Uevent
 from backends.chardev import CharDev
 from backends.interface.values import Known
@@ -130,6 +131,12 @@ def test_whatever_comes_and_goes_below_a_directory_has_it_looked_at_again(tmp_pa
         assert not affected(backend, hint, found), hint
     empty = CharDev(backend.host, backend.resources)
     assert affected(empty, event(f"{SND}/timer"), known(chardev(tmp_path / "empty", "", sound()))) == {SND}
+
+
+async def test_a_shared_directory_is_named_by_its_path(tmp_path: Path) -> None:
+    ((device,),) = known(chardev(tmp_path, CARD, sound(shared=True))).values()
+    place = Place(device.hardware, device.key, "example.com/x", ("snd0",), device.depends, device)
+    assert await find(SND, [place]) == device.hardware
 
 
 def test_what_to_watch_is_told_for_many_nodes_as_fast_as_for_few(tmp_path: Path) -> None:

@@ -297,3 +297,13 @@ def test_an_opened_device_says_what_to_do_in_the_words_of_explain() -> None:
         assert advice is not None
         for _, text in told(advice):
             assert h("i", text)[3:-4] in str(drawn(tile))
+
+
+async def test_an_event_of_several_devices_calls_each_what_its_tile_does() -> None:
+    eyes = Eyes(nodes.node(nodes.gpus()))
+    picture = eyes.picture()
+    await picture.refresh()
+    one, two = [tile for tile in picture.tiles if tile.title != tile.key][:2]
+    eyes.happened = [Event(1, nodes.NOW, "allocated", "nvidia.com/gpu", f"{one.key}, {two.key}", "", "", "", "")]
+    await picture.refresh()
+    assert f"{one.title}, {two.title}" in picture.parts["events"].html
