@@ -54,12 +54,14 @@ def _look(config: Path | None, device: str) -> Explanation:
     import time
 
     import anyio
+    from msgspec.structs import replace
 
     from agent.config import load
     from agent.console.control import NoSuchDeviceError
-    from agent.console.explanation import Knowledge, find
-    from agent.console.explanation import explain as explained
+    from agent.console.device_facts import Knowledge, find
+    from agent.console.device_facts import explain as explained
     from agent.discovery.backend_answers import make_backends
+    from agent.inventory.shortfall import not_offered
     from agent.inventory.survey import PATIENCE, survey
     from agent.runtime import logs
 
@@ -81,7 +83,9 @@ def _look(config: Path | None, device: str) -> Explanation:
     except NoSuchDeviceError as error:
         raise WrongNameError(str(error)) from error
     assert it is not None  # nothing has a name here but what is there
-    return it
+    missing = [one.missing for one in not_offered(found.inventory) if one.missing is not None]
+    why = next((one for one in missing if not it.resource and (one.backend, one.device) == (it.backend, it.key)), None)
+    return it if why is None else replace(it, reason=why.reason, message=why.message)
 
 
 def lines(it: Explanation) -> Iterator[str]:

@@ -102,10 +102,10 @@ REASONS: Final[Mapping[str, Advice]] = {
         "with another configuration",
     ),
     "conflict": Advice(
-        "another device has one of its IDs",
-        "Give one of the two resources another name, or exclude one of the devices.",
+        "another device has its hardware or one of its IDs, or a pod has it",
+        "Have one of the two resources take it alone, give one another name, or exclude one of the devices.",
         "fairlead explain {device}",
-        "with another configuration, or when the other device goes",
+        "with another configuration, or when the other device or the pod goes",
     ),
     "replaced": Advice(
         "a pod holds it, and another device is in its place",

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from agent import __version__
 from agent.console import views
 from agent.console.control import NoSuchDeviceError, RefusedError
+from agent.console.device_facts import Knowledge, explain, find
 from agent.console.device_views import (
     Drawn,
     described,
@@ -23,7 +24,6 @@ from agent.console.device_views import (
     last_fault,
     notes_of,
 )
-from agent.console.explanation import Knowledge, explain, find
 from agent.console.sockets import node_name
 from agent.daemon.dra import Dra
 from agent.daemon.event_log import Events

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.health.causes import Latch, Latches, Presence, Probes, Said, Sighting, counts, worst
-from agent.health.drains import LONGEST, Drain, Flapping, Quarantine
+from agent.health.drains import LONGEST, Drain, Drains, Flapping, Quarantine
 from agent.model import HEALTHY, Health, State
 from backends.base import Clears, Device, Record, Signal, Verdict
 
@@ -70,7 +70,7 @@ class HealthBook:
         self._bound_in: dict[tuple[str, str], frozenset[str]] = {}  # the hardware with a binding in a unit
         self.handled: dict[str, Handled] = {}
         """How far the records of each source have been read, by this run or the one before."""
-        self._drains: dict[str, Drain] = {}
+        self._drains = Drains()
         self._flapping = Flapping()
         self._presence = Presence()
         self._failing: set[str] = set()  # Unhealthy by what is said of it, whether a pod holds it or not
@@ -175,25 +175,21 @@ class HealthBook:
         """An operator takes this hardware out of service, until a time of the wall clock, or until it is undrained."""
         self._offset = wall - now
         names = list(hardware)
-        for name in names:
-            since = before.since if (before := self._drains.get(name)) is not None else wall
-            self._drains[name] = Drain(name, reason, since, until)
-        self._changed += 1
+        self._drains.drain(names, reason, until, wall)
         return self._judge(names, now)
 
     def drains_of(self, hardware: Iterable[str]) -> list[Drain]:
         """The drains that this hardware is under."""
-        return [drain for name in hardware if (drain := self._drains.get(name)) is not None]
+        return list(filter(None, map(self._drains.of, hardware)))
 
     def drains(self) -> tuple[Drain, ...]:
         """Every drain that there is."""
-        return tuple(self._drains.values())
+        return self._drains.all()
 
     def undrain(self, hardware: Iterable[str], now: float) -> dict[str, Health]:
         """An operator puts this hardware back into service: what waits for an operator's word ends with the drain."""
         names = list(hardware)
-        drained = {name for name in names if self._drains.pop(name, None) is not None}
-        self._changed += len(drained)
+        drained = self._drains.undrain(names)
         return self.cleared(Clears.OPERATOR, names, now) | self._judge(drained, now)
 
     # --- time ---
@@ -231,7 +227,7 @@ class HealthBook:
     @property
     def revision(self) -> int:
         """Raised whenever what must outlive a restart changes."""
-        return self._changed + self._latches.revision + self._probes.revision
+        return self._changed + self._drains.revision + self._latches.revision + self._probes.revision
 
     def kept(self) -> KeptHealth:
         """What must outlive a restart."""
@@ -263,7 +259,7 @@ class HealthBook:
             if not latch.outlived(self.boot)
         ]
         self._latches.replace_all([*theirs, *ours])
-        self._drains = {drain.hardware: drain for drain in kept.drains}
+        self._drains.replace_all(kept.drains)
         quarantines = kept.quarantines if same_boot else ()
         self._flapping.replace_all(replace(it, until=min(it.until, now + LONGEST)) for it in quarantines)
         for source, read in kept.handled.items():
@@ -284,7 +280,7 @@ class HealthBook:
     def _kept_hardware(self) -> set[str]:
         """The hardware of which something must outlive a restart."""
         latched = {latch.signal.hardware for latch in self._latches.all()}
-        return latched | self._drains.keys() | {it.hardware for it in self._flapping.all()}
+        return latched | {it.hardware for it in self._drains.all()} | {it.hardware for it in self._flapping.all()}
 
     def _backdate(self, hardware: str, now: float) -> Health:
         """It is as it is since the first of what counts, not since we know."""
@@ -300,7 +296,7 @@ class HealthBook:
         quarantine = self._flapping.of(hardware)
         return Causes(
             (*self._probes.of(hardware), *self._latches.of(hardware)),
-            self._drains.get(hardware),
+            self._drains.of(hardware),
             quarantine if quarantine and quarantine.lasts(now) else None,
         )
 
@@ -324,7 +320,7 @@ class HealthBook:
 
     def _judge_one(self, hardware: str, before: Health, now: float, *, failed: bool) -> Health:
         self._probes.settle(hardware, now)
-        self._end_drain(hardware, now)
+        self._drains.let_end(hardware, now + self._offset)
         causes = self._causes(hardware, now)
         own = causes.while_held(now)
         if own.state is not State.UNHEALTHY:
@@ -338,11 +334,6 @@ class HealthBook:
             causes = self._causes(hardware, now)
         self._deadlines.set(hardware, self._deadline(hardware, causes, now))
         return compose(causes, before, now, self._offset)
-
-    def _end_drain(self, hardware: str, now: float) -> None:
-        if (drain := self._drains.get(hardware)) is not None and drain.is_over(now + self._offset):
-            del self._drains[hardware]
-            self._changed += 1
 
     def _deadline(self, hardware: str, causes: Causes, now: float) -> float | None:
         """When time alone will next change what is known of this hardware; later than now."""

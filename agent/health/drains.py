@@ -75,6 +75,48 @@ FORGOTTEN_AFTER: Final = 6 * 3600.0
 """Seconds after a quarantine's end until the next one is a first one again."""
 
 
+class Drains:
+    """Every drain that there is."""
+
+    def __init__(self) -> None:
+        self._drains: dict[str, Drain] = {}
+        self.revision = 0
+        """Raised whenever they change: they outlive a restart."""
+
+    def __contains__(self, hardware: object) -> bool:
+        return hardware in self._drains
+
+    def of(self, hardware: str) -> Drain | None:
+        """The drain that this piece is under."""
+        return self._drains.get(hardware)
+
+    def all(self) -> tuple[Drain, ...]:
+        """Each of them."""
+        return tuple(self._drains.values())
+
+    def drain(self, hardware: Iterable[str], reason: str, until: float | None, wall: float) -> None:
+        """Drain these; what is drained already gets another reason and end, and keeps its begin."""
+        for name in hardware:
+            since = before.since if (before := self._drains.get(name)) is not None else wall
+            self._drains[name] = Drain(name, reason, since, until)
+        self.revision += 1
+
+    def undrain(self, hardware: Iterable[str]) -> set[str]:
+        """End the drains of these; returns what was drained."""
+        drained = {name for name in hardware if self._drains.pop(name, None) is not None}
+        self.revision += len(drained)
+        return drained
+
+    def let_end(self, hardware: str, wall: float) -> None:
+        """End the drain of this piece, if its time has come."""
+        if (drain := self._drains.get(hardware)) is not None and drain.is_over(wall):
+            self.undrain([hardware])
+
+    def replace_all(self, drains: Iterable[Drain]) -> None:
+        """Have these in place of all others."""
+        self._drains = {drain.hardware: drain for drain in drains}
+
+
 class Quarantine(Struct, frozen=True):
     """One quarantine, over or not. The last one is remembered for its length."""
 

@@ -33,7 +33,7 @@ FULL: Final = "list-full"
 """The resource's list has no room for it."""
 
 TAKEN: Final = "conflict"
-"""Another device has one of its IDs."""
+"""Another device has its hardware or one of its IDs, or a pod has it (`decision.assign`)."""
 
 WENT: Final = "gone"
 """It was offered, is not there any more, and no pod holds it: of one that a pod holds, `decision.HELD_AND_GONE` says so."""

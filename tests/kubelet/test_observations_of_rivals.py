@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 from msgspec.structs import replace
@@ -14,7 +13,6 @@ from agent.kubelet.rivals import Observation, Offer, confirmed, ended, is_late, 
 from agent.kubelet.witnesses import Version
 from agent.model import HEALTHY, Slot
 from tests.kubelet.plugins import SICK
-from tests.work import growth
 
 TOY = "example.com/toy"
 BEGAN, SENT = 900.0, 1000.0
@@ -49,17 +47,10 @@ def test_a_record_that_the_kubelet_has_not_written_since_tells_nothing() -> None
     assert unlike_since(replace(OFFER, record_since=BEFORE), record("x", version=BEFORE), TOY) is None
 
 
-def test_the_record_of_many_devices_is_compared_as_fast_as_that_of_few() -> None:
-    """It is compared after every list."""
-
-    def compared(devices: int) -> Callable[[], object]:
-        slots = {it: Slot(it, None, SICK if it == "0" else HEALTHY) for it in map(str, range(devices))}
-        offer = replace(OFFER, slots=slots, unhealthy=frozenset("0"))
-        observed = record(*slots.keys() - {"0"}, version=AFTER)
-        assert unlike_since(offer, observed, TOY) is None
-        return partial(unlike_since, offer, observed, TOY)
-
-    assert growth(compared, 25) == 1
+def test_the_record_is_compared_without_a_look_at_each_slot() -> None:
+    """It is compared after every list, which may have 10,000."""
+    slots = dict.fromkeys("ab", cast("Slot", None))
+    assert unlike_since(replace(OFFER, slots=slots), record("a", version=AFTER), TOY) is None
 
 
 LATER, EARLIER = {"new.sock": SENT}, {"old.sock": BEGAN - 1}

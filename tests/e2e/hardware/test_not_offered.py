@@ -80,6 +80,8 @@ async def test_every_face_names_each_gpu_that_is_there_and_cannot_be_offered(bar
         }
         metrics = await node.get("/metrics")
         document = json.loads((await finish("status", "--json", "--config", str(node.root / "config.toml")))[1])
+    for place, (key, why) in HIDDEN.items():
+        assert f"{key} is not offered unusable: {why}" in await says(node, "explain", place), "without a daemon, too"
     assert told == {(key, why, "warning", GPUS) for key, why in HIDDEN.values()}
     for place, (key, why) in HIDDEN.items():
         assert re.search(rf"unusable {key} of {GPUS} since [^a-z]*: {why}", faces["status"])

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.console.control import NoSuchDeviceError
-from agent.console.explanation import Knowledge, explain, find
+from agent.console.device_facts import Knowledge, explain, find
 from agent.console.views import Decision, Explanation, Gift, Held, Holder, Problem, Signal
 from agent.health import Statement
 from agent.inventory.inventory import Inventory
