@@ -43,7 +43,7 @@ _LOOK: Final = "lspci -vvs {address}; dmesg | grep {address}"
 _MODULE: Final = "modprobe {driver} && " + _BIND
 _CLEAR: Final = "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data"
 _REBOOT: Final = _CLEAR + " && systemctl reboot"
-_NODE: Final = "udevadm trigger --settle; ls -l /dev"
+_NODE: Final = "ls -l /dev; cat /proc/devices"
 
 _FAULTY_CARD: Final = (
     "If a reboot does not mend it, power the node off, seat the card and its power cables again, and have it exchanged."
@@ -158,7 +158,8 @@ REASONS: Final[Mapping[str, Advice]] = {
     # device nodes
     "node-missing": Advice(
         "a device node of it is missing or cannot be used",
-        "Have the node made: by udev, for NVIDIA's by nvidia-modprobe; in a pod, mount the host's /dev.",
+        "Have the node made: the kernel does so when the driver takes the device (bind it again, or plug it in again), "
+        "nvidia-modprobe for NVIDIA's; in a pod, mount the host's /dev.",
         _NODE,
         SEEN,
     ),
