@@ -443,6 +443,12 @@ UNUSABLE: Final[Mapping[str, Advice]] = {
         "systemctl enable --now nvidia-persistenced",
         SEEN,
     ),
+    "is its driver there?": Advice(
+        "no driver has made a node of it that its resource hands out",
+        "Load its driver, or have the resource hand out other `nodes` of it.",
+        "lsusb --tree; dmesg | tail",
+        SEEN,
+    ),
     "does not exist": REASONS["node-missing"],
     "it is in no IOMMU group": Advice(
         "the IOMMU is off, and nothing can go to a virtual machine without it",

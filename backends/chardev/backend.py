@@ -122,9 +122,9 @@ class CharDev(Backend[CharDevOptions]):
         return finder.discover(unit) if finder else Discovery()
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """Its finder's."""
+        """Its finder's; what cannot be used is read again instead."""
         finder = self._finder_of(device.unit)
-        return finder.probe(device) if finder else ()
+        return finder.probe(device) if finder and not device.unusable else ()
 
     def _finder_of(self, unit: str) -> Finder | None:
         return next((finder for finder in self._finders if unit.startswith(finder.prefix)), None)

@@ -72,7 +72,7 @@ class UsbSticks(Finder):
             return [self.prefix]
 
     def discover(self, unit: str) -> Discovery:
-        """One device for each resource that takes the stick; what keeps a stick from being offered is a problem."""
+        """One device for each resource that takes the stick, unusable where something keeps it from being offered."""
         if unit == self.prefix:
             why = unlistable(self.host)
             return Discovery(problems=(Problem(unit, why),) if why else ())
@@ -88,14 +88,15 @@ class UsbSticks(Finder):
             try:
                 if selectors.first(found) is None:
                     continue
-                takers.add(group.resource)
                 devices.append(self._device(unit, found, group))
+            except UnknownStickError as error:
+                problems.append(stick_problem(unit, found, group, error))
             except NotOfferedError as error:
-                takers.add(group.resource)  # it is not the next group's until this one's nodes are there
                 if left := settles_in(found, error):
                     settling.append(left)
                 else:
-                    problems.append(stick_problem(unit, found, group, error))
+                    devices.append(_unusable(unit, found, group, str(error)))
+            takers.add(group.resource)  # it is not the next group's until this one's nodes are there
         return Discovery(tuple(devices), problems=tuple(problems), settles=min(settling, default=0.0))
 
     def _device(self, unit: str, found: UsbDevice, group: Group) -> Device:
@@ -115,6 +116,11 @@ class UsbSticks(Finder):
         """The stick that an event is about."""
         port = port_of(hint)
         return (f"{self.prefix}{port}",) if port else ()
+
+
+def _unusable(unit: str, found: UsbDevice, group: Group, why: str) -> Device:
+    """The stick that is plugged in, and that no pod can get for this reason."""
+    return replace(stick_device(group, unit, unit, [Stick(found, "", ())]), unusable=why)
 
 
 # --- several as one ---
@@ -226,6 +232,10 @@ class NotOfferedError(Exception):
     """The stick is meant, but cannot be offered; the words follow its name."""
 
 
+class UnknownStickError(NotOfferedError):
+    """Whether it is meant cannot be told."""
+
+
 class NoNodesError(NotOfferedError):
     """Its nodes are not there, or not yet."""
 
@@ -265,14 +275,14 @@ class Selectors:
         """Which of them means the stick, if any does.
 
         Raises:
-            NotOfferedError: nobody can tell.
+            UnknownStickError: that cannot be told.
         """
         alike = self.alike(stick.vendor, stick.product)
         for index, serial in alike:
             if serial is None or serial == stick.serial:
                 return index
         if alike and stick.serial_fault:
-            raise NotOfferedError(f"its serial is not known, {stick.serial_fault}")
+            raise UnknownStickError(f"its serial is not known, {stick.serial_fault}")
         return None
 
     def other_modes(self, stick: UsbDevice) -> frozenset[str]:

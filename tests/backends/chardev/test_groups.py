@@ -157,8 +157,8 @@ def test_a_stick_belongs_to_the_first_group_that_selects_it_even_while_it_cannot
     groups = ({"usb": {**FTDI, "serial": "A1"}, "nodes": "tty"}, {"usb": FTDI, "count": 2})
     node = Looked(tmp_path, stick("1-2", 5, serial="A1") + stick("1-3", 6, serial="B2"), grouped(*groups))
     assert list(node.listed()) == ["0403:6001:B2::0", "0403:6001:B2::1"]
-    (problem,) = node.backend.discover("usb:1-2").problems
-    assert "has no tty node" in problem.sentence
+    (device,) = node.backend.discover("usb:1-2").devices
+    assert "has no tty node" in device.unusable
 
 
 def test_a_match_of_two_groups_is_the_first_ones(tmp_path: Path) -> None:

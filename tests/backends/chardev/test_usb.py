@@ -9,6 +9,7 @@ import pytest
 
 from agent.discovery.discoverer import Discoverer
 from agent.inventory.inventory import Inventory
+from agent.inventory.shortfall import not_offered
 from backends.base import (
     ANY_SUBSYSTEM,
     AllocationRefused,
@@ -122,19 +123,30 @@ def test_a_stick_without_a_kind_of_node_that_is_asked_for_is_not_offered_and_the
 ) -> None:
     more = f"sys/{directory('1-2')}/product = FT232R"
     backend = chardev(tmp_path, stick("1-2", 5) + more, resource(nodes=["usb", "tty", "hidraw"]))
-    assert problem(backend, "usb:1-2") == (
-        "USB device 0403:6001 FT232R at 1-2 is not offered by example.com/x: it has no tty and no hidraw node; "
-        "is its driver there?"
-    )
+    assert only(backend, "usb:1-2").unusable == "it has no tty and no hidraw node; is its driver there?"
 
 
-@pytest.mark.parametrize(("connected", "problems"), [("3", 0), ("1999", 0), ("2000", 1), ("garbage", 1)])
+def test_a_stick_whose_driver_is_unloaded_is_told_to_lack_it_not_to_be_gone(tmp_path: Path) -> None:
+    node = Looked(tmp_path, stick("1-2", 5, serial="A") + tty("1-2", "ttyUSB0", "188:0"), resource(nodes="tty"))
+    held = node.hold("0403:6001:A")
+    (tmp_path / "dev/ttyUSB0").unlink()
+    node.look()
+    assert node.state("0403:6001:A") == "unusable"
+    assert not_offered(node.inventory) == [], "what a pod holds is listed"
+    node.inventory.unclaim([held])
+    (missing,) = [it.missing for it in not_offered(node.inventory)]
+    assert missing is not None
+    assert (missing.reason, missing.message) == ("unusable", "/dev/ttyUSB0 does not exist")
+
+
+@pytest.mark.parametrize(("connected", "told"), [("3", 0), ("1999", 0), ("2000", 1), ("garbage", 1)])
 def test_a_stick_that_has_just_been_plugged_in_has_time_for_its_drivers(
-    tmp_path: Path, connected: str, problems: int
+    tmp_path: Path, connected: str, told: int
 ) -> None:
     tree = stick("1-2", 5) + f"sys/{directory('1-2')}/power/connected_duration = {connected}"
     found = chardev(tmp_path, tree, resource(nodes="tty")).discover("usb:1-2")
-    assert (len(found.devices), len(found.problems)) == (0, problems)
+    assert (len([device for device in found.devices if device.unusable]), found.problems) == (told, ())
+    assert all(device.unusable for device in found.devices)
 
 
 @pytest.mark.parametrize("together", [None, "all"])
@@ -158,8 +170,8 @@ async def test_a_stick_whose_driver_does_not_come_is_told_as_soon_as_it_had_its_
             await it.first_scan.wait()
         (tmp_path / connected).write_text("2003")
         pass_time(1.997)
-        await until(lambda: it.problems, "what keeps the stick from its resource is told")
-        assert "is not offered by example.com/x: it has no tty node" in str(it.problems)
+        await until(lambda: it.problems or it.selectable(), "what keeps the stick from its resource is told")
+        assert "it has no tty node" in str((it.problems, it.selectable()))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +190,7 @@ def test_a_node_that_is_not_the_sticks_is_never_handed_out(tmp_path: Path, fault
         make_node(node, "c", 189, 9)
     elif fault == "plain":
         node.touch()
-    assert words in problem(backend, "usb:1-2")
+    assert words in only(backend, "usb:1-2").unusable
     (signal,) = backend.probe(device)
     assert (signal.hardware, signal.reason) == (
         "node:c:189:4",
@@ -248,20 +260,20 @@ def test_a_stick_whose_serial_is_not_known_has_no_id_that_would_last(tmp_path: P
     backend = chardev(tmp_path, stick("1-2", 5), *ways)
     describe(tmp_path, "1-2", 3)
     found = backend.discover("usb:1-2")
-    assert [device.resource for device in found.devices] == ["a/b"]
     why = "its serial is not known, the kernel could not read it when the device was plugged in"
-    assert [problem.sentence for problem in found.problems] == [
-        f'USB device 0403:6001 at 1-2 is not offered by a/a: {why}; plug it in again, or say id = "port"',
-        f"USB device 0403:6001 at 1-2 is not offered by a/c: {why}",
-    ]
+    assert {device.resource: device.unusable for device in found.devices} == {
+        "a/a": f'{why}; plug it in again, or say id = "port"',
+        "a/b": "",
+    }
+    assert [it.sentence for it in found.problems] == [f"USB device 0403:6001 at 1-2 is not offered by a/c: {why}"]
 
 
 def test_what_an_id_needs_and_is_not_there_is_a_reason(tmp_path: Path) -> None:
     backend = chardev(tmp_path, stick("1-2", 5), resource(id="serial"))
-    assert 'it has no serial; say id = "port"' in problem(backend, "usb:1-2")
+    assert only(backend, "usb:1-2").unusable == 'it has no serial; say id = "port"'
     backend = CharDev(backend.host, [resource()])
     (tmp_path / "sys" / CONTROLLER / "usb1/version").unlink()
-    assert "its root hub does not say its version" in problem(backend, "usb:1-2")
+    assert "its root hub does not say its version" in only(backend, "usb:1-2").unusable
 
 
 def test_of_two_sticks_with_one_serial_one_is_offered_and_the_other_is_refused_with_a_reason(tmp_path: Path) -> None:

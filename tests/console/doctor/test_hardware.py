@@ -52,9 +52,9 @@ def test_a_resource_without_any_hardware() -> None:
 
 
 def test_hardware_that_is_not_offered_by_the_only_resource_that_takes_it_says_why_once(tmp_path: Path) -> None:
-    """Resource and reason are told apart by the words that the backend itself finds."""
-    backend = chardev(tmp_path, stick("1-2", 5), configured(A, usb=FTDI, nodes="tty"))
-    (problem,) = backend.discover("usb:1-2").problems
+    backend = chardev(tmp_path, stick("1-2", 5), configured(A, usb=[FTDI], together="all", nodes="tty"))
+    (unit,) = backend.units()
+    (problem,) = backend.discover(unit).problems
     assert problem.sentence.endswith("it has no tty node; is its driver there?")
     (one,) = look(problems=[problem])
     assert one.found == f"{A} offers nothing: {problem.sentence}."
