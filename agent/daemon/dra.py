@@ -6,6 +6,7 @@ server has no slice of it any more. Which it may have is kept on disk, for a sta
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -84,11 +85,14 @@ class Dra:
         self._house, self._inventory, self._backends = node, node.inventory, backends
         self._giving = allocator, starter
         self._problems, self._counts, self._clock = problems, counts, clock
-        self._record = _read(self._file)
+        self._recall()
         self._publisher: Publisher | None = None
         self._driver: Driver | None = None
         self._scope: anyio.CancelScope | None = None
         self._workers = Workers("dra", limit=_THREADS)
+        self._adopted = asyncio.Event()
+        """Set once all claims that pods have are in the ledger: our state may have been lost, and what they have looks free."""
+        self._keeping = asyncio.Lock()
         self._away = problems.trouble(
             "dra", "Kubernetes' API server cannot be reached", "dra-api-away", "dra-api-answers",
             then="trying again; pods keep what they have, and no pod gets a device by DRA meanwhile",
@@ -147,13 +151,18 @@ class Dra:
 
     async def run(self) -> None:
         """Run it while it is needed, until cancelled."""
-        self._record = _read(self._file)  # the agent before us may have changed it; a few bytes
+        self._recall()  # the agent before us may have changed it
         try:
             while True:
                 with anyio.CancelScope() as self._scope:
                     await self._serve()
         finally:
             self._workers.close()
+
+    def _recall(self) -> None:
+        """Read what an earlier run kept; a few bytes."""
+        self._record = _read(self._file)
+        self._offered = frozenset(self._record.resources if self._record else ())
 
     async def _serve(self) -> None:
         """Offer what is configured, withdraw what another configuration offered, and serve what pods have, until cancelled."""
@@ -164,7 +173,8 @@ class Dra:
             await anyio.sleep_forever()
         self._loaded = await self._workers.start(_load)
         async with anyio.create_task_group() as tasks:
-            if mine is not None or has_claims:  # of which the kubelet tells the end, whatever is configured now
+            # of claims the kubelet tells the end, whatever is configured now; and of what was offered, some may not be known
+            if mine is not None or has_claims or record is not None:
                 who = mine or record or self._who(self._config.dra)
                 self._start(tasks, who, "DRA", partial(self._drive, who))
             if (
@@ -202,9 +212,17 @@ class Dra:
             wall=self._clock.wall,
         )
         try:
-            await driver.run()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._note_adopted, driver.preparer.adopted)
+                await driver.run()
         finally:
             self._driver = None
+
+    async def _note_adopted(self, adopted: asyncio.Event) -> None:
+        await adopted.wait()
+        self._adopted.set()
+        if self._record is not None:
+            await self._keep(self._offered)
 
     async def _publish(self, record: _Record) -> None:
         """Keep the API server's slices as the devices are, until cancelled."""
@@ -258,21 +276,26 @@ class Dra:
                 trouble.report_once(error.sentence)
                 await anyio.sleep(tries.next())
         trouble.healed()
+        if not self._config.uses_dra:
+            await self._adopted.wait()
         await self._keep(frozenset())
         self._record = None
 
     async def _keep(self, offered: frozenset[str]) -> None:
-        """Keep of which resources the API server may have devices."""
-        assert self._record is not None
-        is_less = not offered.issuperset(self._record.resources)
-        self._record = msgspec.structs.replace(self._record, resources=tuple(sorted(offered)))
-        try:
-            await self._workers.start(partial(_write, self._file, self._record if offered else None))
-        except (OSError, NoWorkerError) as error:
-            self._unkept.report_once(reason_of(error) if isinstance(error, OSError) else str(error))
-        else:
-            self._unkept.healed()
-        if is_less:
+        """Keep of which resources the API server may have devices, or claims that are not known."""
+        async with self._keeping:
+            assert self._record is not None
+            before = frozenset(self._record.resources)
+            self._offered = offered
+            kept = offered if self._adopted.is_set() else offered | before
+            self._record = msgspec.structs.replace(self._record, resources=tuple(sorted(kept)))
+            try:
+                await self._workers.start(partial(_write, self._file, self._record if kept else None))
+            except (OSError, NoWorkerError) as error:
+                self._unkept.report_once(reason_of(error) if isinstance(error, OSError) else str(error))
+            else:
+                self._unkept.healed()
+        if before - kept:
             self._house.serve_others()
 
 

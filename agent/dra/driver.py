@@ -111,7 +111,7 @@ class Driver:
         self._refused = problems.trouble("dra", f"the kubelet does not register {config.name}", "dra-not-registered")
         registry = config.kubelet_root / "plugins_registry"
         self._places = (config.kubelet_root / "plugins" / config.name, registry)
-        self.preparer = Preparer(config.name, config.node, house, claim, serves, self._places[0])
+        self.preparer = Preparer(config.name, config.node, house, claim, serves, self._places[0], problems)
 
     def changed(self) -> None:
         """A list, or what is held of one, has changed."""

@@ -40,6 +40,7 @@ from agent.model import HEALTHY, Held, ResourceClaim
 from agent.runtime import pacing
 from agent.runtime.counts import Counts
 from agent.runtime.errors import words
+from agent.runtime.problems import Problems, Troubles
 from agent.runtime.workers import NoWorkerError, OneAtATime
 from backends.base import AllocationRefused, Backend, ContainerEdits, Device, Host, Mount
 
@@ -105,6 +106,7 @@ class Preparer:
         claim: ReadClaim,
         serves: Callable[[], Iterable[str]],
         directory: Path,
+        problems: Problems,
     ) -> None:
         """Prepare.
 
@@ -115,6 +117,7 @@ class Preparer:
             claim: asks the API server for a claim.
             serves: names the resources that are served by dynamic resource allocation now.
             directory: of files of ours, which the kubelet and container runtimes see at the same path.
+            problems: is told which claims that pods have cannot be recorded.
         """
         self._driver, self._node, self._house, self._claim, self._serves = driver, node, house, claim, serves
         self._files = ClaimFiles(house.host, driver, directory / _METADATA)
@@ -128,17 +131,25 @@ class Preparer:
         """Slots that are being given, and perhaps not in the ledger yet."""
         self._turns = HardwareQueue()  # for a claim, by its UID: one thing at a time is done about it
         self._is_collected = False
-        self._unadopted: set[tuple[str, str]] = set()
-        """Claims that could not be adopted so far: namespace and name; the log has why."""
+        self.adopted = asyncio.Event()
+        """Set once all claims that pods have are in the ledger, as far as the kubelet lists them."""
+        self._unadopted = Troubles(
+            lambda claim: problems.trouble(
+                "dra", f"ResourceClaim {claim}, which a pod has, is not recorded", "claim-not-adopted", claim=claim,
+                then="trying again; until then no resource changes from DRA to the device plugin API",
+            )
+        )  # fmt: skip
         self._named = Named(house.inventory)
 
     def close(self) -> None:
-        """End the idle thread."""
+        """End the idle thread, and what was reported."""
         self._disk.close()
+        self._unadopted.tell({})
 
-    def pools(self) -> dict[str, str]:
-        """Pool → its resource, of what is served now."""
-        return {pool_name(self._node, name): name for name in self._serves()}
+    def pools(self, claim: str = "") -> dict[str, str]:
+        """Pool → its resource, of what is served now; of what this claim has (its UID), it may have another API since."""
+        names = self._house.inventory.names() if claim in self._prepared else self._serves()
+        return {pool_name(self._node, name): name for name in names}
 
     def devices(self, resource: str) -> Mapping[str, Found]:
         """The devices of a resource by their names in its pool."""
@@ -216,7 +227,7 @@ class Preparer:
         return given
 
     def _choose(self, claim: Allocated) -> tuple[Given, ...]:
-        pools = self.pools()
+        pools = self.pools(claim.uid)
         wanted = {(it.pool, it.device) for it in claim.results}
         candidates = {it: self._candidate(pools.get(it[0]), it[1]) for it in wanted}
         return claims.give(claim, candidates, self._boot, self._giving, is_prepared=claim.uid in self._prepared)
@@ -393,11 +404,16 @@ class Preparer:
         known = {(it.namespace, it.name) for it in recorded.values()}
         prefix = self._files.name("")
         lost = [it for it, cdi in listed.items() if it not in known and any(one.startswith(prefix) for one in cdi)]
-        done = [await self._collect_one(it) for it in missing] + [await self._adopt(*it) for it in lost]
+        done = [await self._collect_one(it) for it in missing]
+        refused = dict[str, str]()
+        adopted = [await self._adopt(*it, refused) for it in lost]
+        self._unadopted.tell(refused)
+        if all(adopted):
+            self.adopted.set()
         in_use = {one.removeprefix(prefix) for cdi in listed.values() for one in cdi if one.startswith(prefix)}
         left = (it for it in there - recorded.keys() if not any(one.startswith(f"{it}-") for one in in_use))
         done += [await self._end_untouched(uid) for uid in left]
-        return all(done)
+        return all(done + adopted)
 
     async def _collect_one(self, claim: ResourceClaim) -> bool:
         try:
@@ -421,8 +437,8 @@ class Preparer:
                 log.info("claim-collected", uid=uid)
         return True
 
-    async def _adopt(self, namespace: str, name: str) -> bool:
-        """Take in a claim that a pod has and that is not recorded: our state was lost."""
+    async def _adopt(self, namespace: str, name: str, refused: dict[str, str]) -> bool:
+        """Take in a claim that a pod has and that is not recorded: our state was lost. Notes why it is `refused`."""
         try:
             found = await self._claim(namespace, name)
             uid = str(found["metadata"]["uid"])
@@ -436,10 +452,8 @@ class Preparer:
                     )
         except ApiError as error:
             return error.status == HTTPStatus.NOT_FOUND
-        except AllocationRefused as refused:  # its device may be away at the moment
-            if (namespace, name) not in self._unadopted:
-                log.warning("claim-not-adopted", claim=f"{namespace}/{name}", reason=refused.sentence)
-            self._unadopted.add((namespace, name))
+        except AllocationRefused as error:  # its device may be away at the moment
+            refused[f"{namespace}/{name}"] = error.sentence.removesuffix(f". {AGAIN}.")
             return False
         return True
 

@@ -131,6 +131,7 @@ class Stage:
         self.jobs = Jobs(HardwareQueue(), self._look)
         self.kubelet = Kubelet(root / "k", serves_dra=True, clock=Clock(FAST))
         self.problems, self.counts = Problems(), Counts()
+        self.serves = [TOY, SHARED]
         for key in "abc":
             self.found(toy(key, attributes={"is": ("toy",)}))
         self.found(toy("kvm"))
@@ -162,7 +163,7 @@ class Stage:
             self.kubelet.pod_resources_socket, self.counts,
         )  # fmt: skip
         config = DriverConfig(DRIVER, NODE, self.kubelet.root)
-        return Driver(config, house, self.api.get, lambda: (TOY, SHARED), self.problems, wall=lambda: 1000.0)
+        return Driver(config, house, self.api.get, lambda: self.serves, self.problems, wall=lambda: 1000.0)
 
     @property
     def drivers(self) -> Drivers:

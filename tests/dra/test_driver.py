@@ -20,7 +20,7 @@ from agent.model import HEALTHY as WELL
 from agent.runtime.limits import SOCKET_PATH_LIMIT
 from agent.simulation.dra import ClaimError
 from tests.background import running
-from tests.dra.driven import DRIVER, POOL, Stage, only, staged, toy
+from tests.dra.driven import DRIVER, POOL, TOY, Stage, only, staged, toy
 from tests.wait import limit, pass_time, settled, until
 
 HEALTHY, UNHEALTHY = messages.HealthStatus.HEALTHY, messages.HealthStatus.UNHEALTHY
@@ -251,6 +251,26 @@ async def test_a_claim_whose_device_is_away_while_our_state_is_lost_is_known_aga
             stage.found(toy("a", attributes={"is": ("toy",)}))
             pass_time(10.0)
             await until(lambda: stage.held() == {"a": "train"})
+    stage.jobs.close()
+
+
+async def test_a_claim_that_is_not_recorded_is_known_before_its_resource_changes_to_device_plugins(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path)
+    async with stage.kubelet:
+        await lose_a_claim(stage)
+        stage.gone("a")
+        stage.serves.remove(TOY)
+        async with stage.serving() as driver:
+            (told,) = stage.problems.lasting()
+            assert told.sentence.startswith("ResourceClaim default/train, which a pod has, is not recorded: Device a ")
+            assert not driver.preparer.adopted.is_set()
+            stage.found(toy("a", attributes={"is": ("toy",)}))
+            pass_time(10.0)
+            await driver.preparer.adopted.wait()
+            assert stage.held() == {"a": "train"}
+            assert stage.problems.lasting() == []
     stage.jobs.close()
 
 

@@ -157,6 +157,32 @@ async def test_what_an_earlier_run_offered_is_withdrawn_before_the_kubelet_gets_
         await node.registered(WIDGET)
 
 
+async def test_what_a_pod_has_by_a_claim_is_offered_by_no_device_plugin_though_our_state_is_lost_and_the_device_away(
+    node: Node, server: ApiServer
+) -> None:
+    node.mknod("w1", "w2", "o1")
+    node.kubelet.serves_dra = True
+    await node.kubelet.restart()
+    both = chardev("/dev/o*", OTHER), dra(server, node)
+    async with agent(node, claimed(), *both):
+        await offers(server, "dev-w1", "dev-w2")
+        await until(lambda: "fairlead.dev" in node.kubelet.drivers.instances)
+        await node.kubelet.drivers.admit("mine", [await allocated(server, "mine", "dev-w1")])
+    for file in node.state.glob("state*"):
+        file.unlink()
+    node.unlink("w1")
+    async with agent(node, chardev(), *both) as it:
+        await it.says("claim-not-adopted")
+        await node.registered(OTHER)
+        await until(lambda: server.objects.slices == {})
+        assert not node.kubelet.streams(WIDGET)
+        node.mknod("w1")
+        await node.registered(WIDGET)
+        assert node.kubelet.resources[WIDGET].healthy == {"w2"}
+        await node.kubelet.drivers.end("mine")
+        await until(lambda: node.kubelet.resources[WIDGET].healthy == {"w1", "w2"})
+
+
 async def test_a_node_that_is_installed_in_another_way_goes_on_with_the_slices_that_it_has(
     node: Node, server: ApiServer
 ) -> None:
