@@ -160,7 +160,7 @@ _stat, _lstat, _fstat, _scandir = os.stat, os.lstat, os.fstat, os.scandir
 _open, _write, _rename, _replace, _mkdir = os.open, os.write, os.rename, os.replace, os.mkdir
 _fsync, _fdatasync, _utime = os.fsync, os.fdatasync, os.utime
 
-_SLOW: Final = (0.01, 0.2, 2.0)
+SLOW: Final = (0.01, 0.2, 2.0)
 """Seconds of one access to a slow disk; the kubelet's record is one. To a kubelet that takes longer for it than
 `agent.kubelet.plugin.REMEMBERED`, an ID that came back may be given before it has heard that it was away."""
 
@@ -258,7 +258,7 @@ def _checked(*faults: str, path: Any = None) -> None:
     if fault := _fails(*faults, path=path):
         raise OSError(numbers[fault], os.strerror(numbers[fault]))
     if MACHINE is not None and MACHINE.block is not None and _fails("disk-slow", path=path):
-        MACHINE.block(MACHINE.rng.choice(_SLOW))
+        MACHINE.block(MACHINE.rng.choice(SLOW))
 
 
 def _opening(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
