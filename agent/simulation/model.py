@@ -77,6 +77,8 @@ class ContainerStatus(Struct):
     reason: str = ""
     message: str = ""
     starts: int = 0
+    given: dict[str, frozenset[str]] = {}
+    """Resource → the IDs that it was given at its admission, whatever a kubelet has forgotten of it since."""
 
 
 class PodStatus(Struct):
@@ -84,6 +86,8 @@ class PodStatus(Struct):
 
     pod: Pod
     uid: str
+    admitted: bool = False
+    """Has it all that it asks for?"""
     phase: Phase = Phase.PENDING
     reason: str = ""
     message: str = ""

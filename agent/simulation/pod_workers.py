@@ -82,9 +82,9 @@ class PodWorkers:
         return [status for status in self._pods.values() if status.active]
 
     def resume(self) -> None:
-        """Go on with pods that a former process left half started."""
+        """Go on with pods that a former process has admitted and left half started; of no other it knows."""
         for status in self._active():
-            if status.phase is Phase.PENDING:
+            if status.phase is Phase.PENDING and status.admitted:
                 self._background.spawn(self._advance(status))
 
     def stop(self) -> None:
@@ -152,6 +152,7 @@ class PodWorkers:
                 del self._pods[pod.key]
                 raise
         self._check_alive(status)
+        status.admitted = True
         await self._advance(status)
         return status
 
@@ -167,6 +168,7 @@ class PodWorkers:
                 continue
             self._collect_garbage()
             given = await self._manager.allocate(status.uid, container, reusable)
+            status.containers[container.name].given = given
             for resource, ids in given.items():
                 left = reusable.setdefault(resource, set())
                 left.update(ids) if status.in_init(container.name) else left.difference_update(ids)

@@ -88,8 +88,6 @@ class World:
         self.touched: set[str] = set()
         self.numbers = count(1)
         self._rival_listed = 0.0
-        self._given: dict[str, dict[str, frozenset[str]]] = {}
-        """Pod's UID → what it has been given since it was admitted, whatever the kubelet's record says by now."""
         self._ended: dict[tuple[str, str], float] = {}
         """(Resource, ID) → when a pod ended that had it, though the kubelet had forgotten that."""
         self._admissions: set[asyncio.Task[None]] = set()
@@ -209,7 +207,7 @@ class World:
 
     def _forgotten_of(self, status: PodStatus) -> set[tuple[str, str]]:
         known = {(resource, one) for resource, ids in self.kubelet.held(status.pod, "main").items() for one in ids}
-        given = self._given.get(status.uid, {}).items()
+        given = status.containers["main"].given.items()
         return {(resource, one) for resource, ids in given for one in ids} - known
 
     def pod_comes(self, rng: random.Random) -> None:
@@ -234,14 +232,12 @@ class World:
 
     async def _admit(self, wanted: Pod) -> None:
         with suppress(KubeletStoppedError, KubeletPanicError):
-            status = await self.kubelet.admit(wanted)
-            if status.phase is Phase.RUNNING:
-                self._given[status.uid] = self.kubelet.held(wanted, "main")
+            if (await self.kubelet.admit(wanted)).phase is Phase.RUNNING:
                 self._one_pod_each()
 
     def _one_pod_each(self) -> None:
         """Also where the kubelet has forgotten that a pod which runs has something."""
-        given = (self._given.get(it.uid, {}).items() for it in self.running())
+        given = (it.containers["main"].given.items() for it in self.running())
         users = Counter((resource, device) for each in given for resource, ids in each for device in ids)
         for (resource, device), number in users.items():
             if number > 1:
