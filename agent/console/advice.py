@@ -158,8 +158,7 @@ REASONS: Final[Mapping[str, Advice]] = {
     # device nodes
     "node-missing": Advice(
         "a device node of it is missing or cannot be used",
-        "Have the node made: the kernel does so when the driver takes the device (bind it again, or plug it in again), "
-        "nvidia-modprobe for NVIDIA's; in a pod, mount the host's /dev.",
+        "Have the node made: bind its driver again, for NVIDIA's run nvidia-modprobe; in a pod, mount the host's /dev.",
         _NODE,
         SEEN,
     ),

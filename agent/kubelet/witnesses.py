@@ -400,7 +400,7 @@ class CheckpointReader:
 
 
 def running_pods(sys: Path) -> frozenset[str] | None:
-    """UIDs of the pods that have a process; None if no pod's cgroup is to be seen here. Blocks.
+    """UIDs of the pods that have a process; None if pods' cgroups are not to be seen here. Blocks.
 
     A container without the host's /sys sees its own cgroup alone, or none.
 
@@ -413,7 +413,18 @@ def running_pods(sys: Path) -> frozenset[str] | None:
     found = dict[str, bool]()
     for uid, group in _pods(root, _DEEPEST):
         found[uid] = found.get(uid, False) or _is_populated(group)
-    return frozenset(uid for uid, is_populated in found.items() if is_populated) if found else None
+    if not found and not _has_kubepods(root):
+        return None
+    return frozenset(uid for uid, is_populated in found.items() if is_populated)
+
+
+def _has_kubepods(root: Path) -> bool:
+    """Is the group there that the kubelet puts pods into (defaultNodeAllocatableCgroupName, pkg/kubelet/cm)? A node may have none.
+
+    It lies below `--cgroup-root`: in kind that is /kubelet, and with systemd the group's name has it (`kubelet-kubepods.slice`).
+    """
+    groups = (inner.name for group in (root, *_below(root)) for inner in _below(group))
+    return any(name.removesuffix(".slice").endswith("kubepods") for name in groups)
 
 
 def _pods(group: Path, depth: int) -> Iterator[tuple[str, Path]]:

@@ -50,3 +50,11 @@ def test_a_static_pod_has_a_hash_for_its_uid(tmp_path: Path) -> None:
 def test_where_no_pods_cgroup_is_to_be_seen_nothing_is_known(tmp_path: Path, tree: str) -> None:
     """As in a container that has not the host's /sys."""
     assert running_pods(planted_host(tmp_path, tree).sys) is None
+
+
+@pytest.mark.parametrize(
+    "group", ["kubepods.slice", "kubepods", "kubelet.slice/kubelet-kubepods.slice", "kubelet/kubepods"]
+)
+def test_a_node_without_pods_is_seen_to_have_none(tmp_path: Path, group: str) -> None:
+    tree = f"sys/fs/cgroup/cgroup.controllers = pids\nsys/fs/cgroup/{group}/cgroup.procs =\n"
+    assert running_pods(planted_host(tmp_path, tree).sys) == frozenset()
