@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from anyio import TASK_STATUS_IGNORED, to_thread
 from anyio.abc import TaskStatus
@@ -34,6 +34,8 @@ from backends.base import ANY_SUBSYSTEM, Host, HostPath, LinkChange, Record, Uev
 from backends.errors import ShortageError
 
 Mode = Literal["kernel", "udev"]
+
+_Message = TypeVar("_Message")
 
 BUFFER_BYTES: Final = 16 << 20
 """Of the socket, doubled by the kernel: some 35,000 events (0.9 kB each). It takes memory only while they wait."""
@@ -62,6 +64,34 @@ _LINKS_AT_ONCE: Final = 64  # messages between two turns of the event loop: 1 ms
 # --- uevents ---
 
 
+class _Queue:
+    """The messages that wait in a netlink socket. Where it is full the kernel drops some, and then a resync is asked for."""
+
+    def __init__(self, what: str, emit: Emit, overflowed: Callable[[], None] = lambda: None) -> None:
+        self._what, self._emit, self._overflowed = what, emit, overflowed
+        self._lacks_some = False
+
+    def read(self, receive: Callable[[], _Message], take: Callable[[_Message], None], most: int) -> bool:
+        """Take one batch, so many messages at most; True if more may be waiting."""
+        for _ in range(most):
+            try:
+                message = receive()
+            except BlockingIOError:
+                # only now: the kernel goes on dropping without an error until the socket has been drained
+                if self._lacks_some:
+                    self._lacks_some = False
+                    self._emit(Resync(f"the kernel dropped {self._what} because too many were waiting"))
+                return False
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                self._lacks_some = True  # that it was told of has cleared the error
+                self._overflowed()
+                continue
+            take(message)
+        return True
+
+
 class UeventSource:
     """Hands on the events of the wanted subsystems; after an overflow or a restart, a `Resync`."""
 
@@ -86,7 +116,7 @@ class UeventSource:
         self._clock = clock
         self._wanted: frozenset[str] = frozenset()
         self._facts: frozenset[str] = frozenset()
-        self._dropped = False
+        self._queue = _Queue("uevents", emit, self._overflowed)
         self._ran_before = False
         self._socket: socket.socket | None = None  # which nobody reads yet
 
@@ -119,36 +149,22 @@ class UeventSource:
                 self._emit(Resync("uevents are received again after an interruption"))
             self._ran_before = True
             task_status.started()
-            await read_in_turns(sock.fileno(), partial(self._receive, sock), self._beat)
+            receive = partial(sock.recvmsg, _MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
+            read = partial(self._queue.read, receive, self._hear, _BATCH)
+            await read_in_turns(sock.fileno(), read, self._beat)
 
     async def _open(self) -> socket.socket:
         if self._mode == "kernel":
             return _open_kernel(self._buffer_bytes)
         return await to_thread.run_sync(_open_udev, self._buffer_bytes)
 
-    def _receive(self, sock: socket.socket) -> bool:
-        """Read one batch; True if more may be waiting."""
-        for _ in range(_BATCH):
-            try:
-                data, ancillary, _, sender = sock.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
-            except BlockingIOError:
-                self._resync_if_dropped()
-                return False
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise
-                self.counts.overflows += 1  # that recvmsg told of it has cleared it
-                self._dropped = True
-                continue
-            if _is_genuine(self._mode, sender, ancillary):
-                self._take(data)
-        return True
+    def _overflowed(self) -> None:
+        self.counts.overflows += 1
 
-    def _resync_if_dropped(self) -> None:
-        # only now: the kernel goes on dropping events without an error until the socket has been drained
-        if self._dropped:
-            self._dropped = False
-            self._emit(Resync("the kernel dropped uevents because too many were waiting"))
+    def _hear(self, message: tuple[bytes, list[tuple[int, int, bytes]], int, tuple[int, int]]) -> None:
+        data, ancillary, _, sender = message
+        if _is_genuine(self._mode, sender, ancillary):
+            self._take(data)
 
     def _take(self, data: bytes) -> None:
         properties = parse_kernel(data) if self._mode == "kernel" else parse_udev(data)
@@ -284,7 +300,7 @@ class LinkSource:
         self._beat = beat
         self._buffer_bytes = buffer_bytes
         self._wanted = asyncio.Event()
-        self._dropped = False
+        self._queue = _Queue("changes of network interfaces", emit)
         self._ran_before = False
 
     def watch(self, wanted: bool) -> None:  # as the other sources' `watch`
@@ -307,31 +323,14 @@ class LinkSource:
             if late:
                 self._emit(Resync("changes of network interfaces are received from now on"))
             task_status.started()
-            await read_in_turns(sock.fileno(), partial(self._receive, sock), self._beat)
+            read = partial(self._queue.read, partial(sock.recvfrom, _LINK_BYTES), self._hear, _LINKS_AT_ONCE)
+            await read_in_turns(sock.fileno(), read, self._beat)
 
-    def _receive(self, sock: socket.socket) -> bool:
-        """Read one batch; True if more may be waiting."""
-        for _ in range(_LINKS_AT_ONCE):
-            try:
-                data, (port, _groups) = sock.recvfrom(_LINK_BYTES)
-            except BlockingIOError:
-                self._resync_if_dropped()
-                return False
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise
-                self._dropped = True
-                continue
-            if port == 0 and self._wanted.is_set():  # the kernel's; any process may send us a message of its own
-                for change in parse(data):
-                    self._emit(change)
-        return True
-
-    def _resync_if_dropped(self) -> None:
-        # only now: the kernel goes on dropping, without a word, until the socket has been drained
-        if self._dropped:
-            self._dropped = False
-            self._emit(Resync("the kernel dropped changes of network interfaces because too many were waiting"))
+    def _hear(self, message: tuple[bytes, tuple[int, int]]) -> None:
+        data, (port, _groups) = message
+        if port == 0 and self._wanted.is_set():  # the kernel's; any process may send us a message of its own
+            for change in parse(data):
+                self._emit(change)
 
 
 def parse(data: bytes) -> Iterator[LinkChange]:
