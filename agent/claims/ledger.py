@@ -117,9 +117,7 @@ class Ledger:
             Held
         ] = []  # of all claims, in their order; empty, and another list, once one has ended or changed
         self._holders = Counter[str]()  # how many claims have a piece of hardware
-        self._with_hardware = defaultdict[str, set[str]](
-            set
-        )  # resource → the IDs by which the hardware of their claims is known
+        self._with_hardware = defaultdict[str, set[str]](set)  # resource → the IDs whose claims are not bare
         self._youngest = -math.inf  # when the last of them began
 
     def held(self) -> list[Held]:

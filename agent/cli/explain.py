@@ -83,8 +83,8 @@ def _look(config: Path | None, device: str) -> Explanation:
     except NoSuchDeviceError as error:
         raise WrongNameError(str(error)) from error
     assert it is not None  # nothing has a name here but what is there
-    missing = [one.missing for one in not_offered(found.inventory) if one.missing is not None]
-    why = next((one for one in missing if not it.resource and (one.backend, one.device) == (it.backend, it.key)), None)
+    missing = (one.missing for one in not_offered(found.inventory) if not it.resource)
+    why = next((one for one in missing if one and (one.backend, one.device) == (it.backend, it.key)), None)
     return it if why is None else replace(it, reason=why.reason, message=why.message)
 
 

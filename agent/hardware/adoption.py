@@ -1,4 +1,4 @@
-"""Has hardware made ready: what joins a resource is adopted, and at our start what pods still hold is claimed again.
+"""Makes hardware ready: adopts what joins a resource, and claims again, at our start, what pods still hold.
 
 The daemon does this (binds drivers, creates functions), `discover` never does. A device that is new in a list, or has changed,
 is adopted, until it works or the device has left its list.
