@@ -54,7 +54,7 @@ class Changes(Struct, frozen=True):
 
     backend: str
     units: Mapping[str, tuple[Device, ...]]
-    """Units whose devices differ from before; an empty tuple is a unit that is gone."""
+    """Units whose devices, or what is beside them, differ from before; an empty tuple is a unit that has no devices or is gone."""
     signals: Mapping[str, tuple[Signal, ...]]
     """Every unit that was read, with all signals of its probes; none of a unit that is gone.
     A unit that was only probed is here if its signals differ from the last ones, or have a measure."""
@@ -65,7 +65,7 @@ class Changes(Struct, frozen=True):
     by_reload: bool = False
     """These are the changes of a reload: another instance of the backend found this, or there is none any more."""
     beside: Mapping[str, tuple[Device, ...]] = field(default_factory=dict)
-    """`Discovery.beside` of the units whose devices differ."""
+    """`Discovery.beside` of these units."""
     more: bool = False
     """More follows at once: what the scan found is too much for one step of the loop, and this is a part of it."""
 
@@ -115,7 +115,11 @@ def changes_of(
         by_reload: is it another instance that knows `after`?
     """
     pairs = [(unit, before.get(unit, NOTHING), now) for unit, now in after.items()]
-    differ = {unit: now for unit, was, now in pairs if now is NOTHING or now.devices is not was.devices}
+    differ = {
+        unit: now
+        for unit, was, now in pairs
+        if now is NOTHING or now.devices is not was.devices or now.beside is not was.beside
+    }
     return Changes(
         kind,
         {unit: now.devices for unit, now in differ.items()},
@@ -153,9 +157,10 @@ def read(backend: Backend[Any], unit: str, before: UnitState) -> UnitState:
     # compared in the thread: 10,000 comparisons take 25 ms; equal ones need not be kept twice
     devices = before.devices if found.devices == before.devices else found.devices
     links = before.links if found.links == before.links else found.links
+    beside = before.beside if found.beside == before.beside else found.beside
     if devices is not before.devices or found.problems or _is_ill(signals):
         process.see_that_files_open()
-    return UnitState(devices, links, found.beside, found.problems, found.settles, signals)
+    return UnitState(devices, links, beside, found.problems, found.settles, signals)
 
 
 def probe(backend: Backend[Any], before: UnitState, *, at_a_glance: bool) -> UnitState:

@@ -187,8 +187,10 @@ def _told(found: Found, full: str, inventory: Inventory) -> NotOffered | None:
             return None
     elif full:
         resource, reason, message = full, FULL, found.why
-    else:
-        resource, reason, message = next((it.resource for it in found.candidates), ""), TAKEN, found.why
+    elif found.candidates:
+        resource, reason, message = found.candidates[0].resource, TAKEN, found.why
+    else:  # selectors may take it where the rest of a resource does not: its pre_start, or its name
+        resource, reason, message = _selects(device, inventory.selection.of_kind(backend)), UNUSABLE, found.why
     is_missing = resource and not device.by_design
     return NotOffered(found, message, Missing(resource, backend, reason, message, device) if is_missing else None)
 
@@ -198,6 +200,11 @@ def _meant_for(device: Device, resources: Iterable[Resource[Any]]) -> str:
     meant = [it for it in resources if device.resource in (None, it.name) and it.might_take(device)]
     named = (it for it in meant if all(device.attributes.get(name) for name in it.named_by))
     return next((it.name for it in (*named, *meant)), "")
+
+
+def _selects(device: Device, resources: Iterable[Resource[Any]]) -> str:
+    """The first resource whose selectors take it; empty if none do."""
+    return next((it.name for it in resources if device.resource in (None, it.name) and it.refuses(device) is None), "")
 
 
 def _is_offered(inventory: Inventory, device: Device) -> bool:

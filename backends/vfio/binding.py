@@ -33,7 +33,7 @@ class Plan(Struct, frozen=True):
     bind: tuple[pci.Function, ...] = ()
     """The functions to bind to a vfio driver; companions first, so that the group is viable when its node appears."""
     refusal: str = ""
-    """Why a selected function cannot be had, one sentence."""
+    """Why a selected function cannot be had, one sentence about the first of them, which names the device."""
     obstacle: str = ""
     """Why the group would not be viable even then, one sentence."""
 
@@ -48,13 +48,19 @@ def plan(host: Host, group: Group, selected: Sequence[pci.Function], resource: V
     others = [member for member in group.members if member.name not in wanted and not member.is_bridge]
     companions = [f for member in others if (f := _companion(member, selected, options)) is not None]
     obstacles = _obstacles(host, group, others, companions, resource)
-    refusals = [why for function in selected if (why := _refusal(host, function, resource))]
+    refusals = [
+        _named(why, function, selected[0]) for function in selected if (why := _refusal(host, function, resource))
+    ]
     permitted = [*companions, *selected] if options.bind != "never" else []
     return Plan(
         bind=tuple(function for function in permitted if not iommu.is_vfio(function)),
         refusal=next(iter(refusals), ""),
         obstacle=next(obstacles, ""),
     )
+
+
+def _named(why: str, function: pci.Function, first: pci.Function) -> str:
+    return why if function is first else f"{function.address}, which goes with it, cannot be had: {why}"
 
 
 def _companion(member: Member, selected: Sequence[pci.Function], options: VfioOptions) -> pci.Function | None:

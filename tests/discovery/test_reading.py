@@ -50,11 +50,12 @@ def test_what_is_equal_to_what_was_known_is_the_same_object() -> None:
     """By that what differs is told, and memory has it once."""
     link = Link("d", "e", 1)
     backend = Fake()
-    backend.hardware = {"u": lambda: Discovery((replace(D),), (replace(link),))}
+    backend.hardware = {"u": lambda: Discovery((replace(D),), (replace(link),), beside=(replace(D),))}
     first = found(backend)
-    assert (first.devices, first.links) == ((D,), (link,))
+    assert (first.devices, first.links, first.beside) == ((D,), (link,), (D,))
     again = found(backend, first)
     assert again.devices is first.devices
+    assert again.beside is first.beside
     assert again.links is first.links
     backend.hardware = {"u": lambda: Discovery((replace(D, identity="another"),), (replace(link, weight=2),))}
     other = found(backend, first)

@@ -1,10 +1,10 @@
-"""What a scan changed is published in parts where it is much."""
+"""What a scan changed, and that it is published in parts where it is much."""
 
 from __future__ import annotations
 
 import pytest
 
-from agent.discovery.reading import Changes
+from agent.discovery.reading import Changes, UnitState, changes_of
 from backends.base import Link, Signal, Verdict
 from tests.fakes import KIND, device
 
@@ -43,3 +43,13 @@ def test_parts_have_about_so_many_devices_and_what_is_gone_comes_last(
 def test_signals_count_as_devices_do() -> None:
     signals = {unit: tuple(Signal(f"{unit}{n}", "sick", Verdict.NOW, "") for n in range(3)) for unit in "abc"}
     assert [set(it.signals) for it in Changes(KIND, {}, signals).in_parts(4)] == [{"a", "b"}, {"c"}]
+
+
+def test_a_unit_differs_where_only_what_cannot_be_had_went_or_came() -> None:
+    """A card that vfio does not offer and that is pulled out has gone, too: whoever counts how often must hear of it."""
+    card = (device("gpu"),)
+    shown, empty = UnitState(beside=card), UnitState()
+    assert changes_of(KIND, {"12": shown}, {"12": empty}).units == {"12": ()}
+    came = changes_of(KIND, {"12": empty}, {"12": shown})
+    assert (came.units, came.beside) == ({"12": ()}, {"12": card})
+    assert changes_of(KIND, {"12": shown}, {"12": UnitState(beside=card)}).units == {}

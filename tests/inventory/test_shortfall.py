@@ -91,6 +91,14 @@ async def test_what_another_devices_id_keeps_out_is_missing() -> None:
     assert await node.missing() == {"y": (A, "conflict")}
 
 
+def test_what_selectors_take_and_its_resource_cannot_reset_is_missing() -> None:
+    resets = replace(resource(A), spec=replace(resource(A).spec, pre_start="reset"))
+    stubborn = replace(device("x", A), no_reset="x cannot be reset by itself")
+    (missed,) = found_missing(inventory(resets, resource(B), devices=[stubborn, device("y")]))
+    assert (missed.device, missed.resource, missed.reason) == ("x", A, "unusable")
+    assert f"{A} does not take it: its pre_start is 'reset', and x cannot be reset by itself" in missed.message
+
+
 async def test_what_a_list_has_no_room_for_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.runtime.limits.MESSAGE_LIMIT", 10)
     node = Node(device("x", A), device("y", A), device("z", A))

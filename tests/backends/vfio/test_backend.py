@@ -182,6 +182,14 @@ def test_a_function_on_another_driver_is_unusable_with_the_reason(tmp_path: Path
     assert (device.nodes, reasons(found, device)) == ((), [])
 
 
+def test_a_function_that_goes_along_and_is_on_another_driver_is_named(tmp_path: Path) -> None:
+    """The device is the GPU, which is on vfio-pci: "its driver is snd_hda_intel" would be wrong of it."""
+    both = resource("a/x", {"vendor": ("10de",)}, bind="never")
+    device = next(iter(devices(backend(tmp_path, gpu() + sound("snd_hda_intel"), both))))
+    assert device.key == GPU
+    assert device.unusable.startswith(f"{SOUND}, which goes with it, cannot be had: its driver is snd_hda_intel; ")
+
+
 def test_nothing_is_said_of_the_health_of_what_cannot_be_used_and_may_be_anothers(tmp_path: Path) -> None:
     found = backend(tmp_path, gpu("nvidia"))
     (tmp_path / f"sys/devices/{ROOT}/{GPU}/config").write_bytes(b"\xff" * 64)
