@@ -43,6 +43,9 @@ Version = tuple[int, ...]
 Pods = frozenset[str]
 """UIDs."""
 
+Containers = Mapping[str, tuple[str, ...]]
+"""UID of a pod → the names of its containers."""
+
 _NAMED_AT_MOST: Final = 10
 
 _OF_DRIVERS: Final = frozenset(
@@ -73,10 +76,11 @@ class Traced(Struct, frozen=True):
 class _Claim(Struct, frozen=True, gc=False):
     held: Held
     since: float  # the last Allocate of it, or when we learnt of it
+    allocated: float = -math.inf  # the last Allocate of it in this run
     absent_since: float | None = None  # when the first List without it was answered
     absent_version: Version | None = None  # the checkpoint that lay there then; None: there was none
     pods: Pods = frozenset()  # of one that is traced; empty if an earlier run of ours traced it
-    named: Pods = frozenset()  # UIDs by the last record that had it
+    named: Containers = MappingProxyType({})  # who had it by the last record that had it
     may_run: bool = True  # by all that is known: not of one that an intact record lacks, or that is from before a boot
 
 
@@ -162,7 +166,7 @@ class Ledger:
         for held in given:
             before = self._claims.get(held.slot)
             changed |= before is None or before.held != held
-            self._put(_Claim(held, now))
+            self._put(_Claim(held, now, now))
         return changed
 
     def restore(self, kept: Iterable[Held], now: float, *, rebooted: bool = False) -> list[Held]:
@@ -231,10 +235,11 @@ class Ledger:
 
     def known(
         self,
-        record: Mapping[SlotKey, Pods],
+        record: Mapping[SlotKey, Containers],
         shown: Mapping[SlotKey, Pods] = MappingProxyType({}),
         running: Pods | None = None,
         *,
+        served: Mapping[tuple[str, str, str], Collection[str]] = MappingProxyType({}),
         lost: bool = False,
         sure: bool = True,
         slots: Iterable[SlotKey] | None = None,
@@ -244,9 +249,10 @@ class Ledger:
         The kubelet forgets a pod's devices when the pod has ended, so that nothing of it runs.
 
         Args:
-            record: the slots of the checkpoint, with the UIDs of their pods.
+            record: the slots of the checkpoint, with the pods and containers that have them.
             shown: the slots of a List that was asked for after it, with the names of their pods.
             running: UIDs of the pods that had processes after the record was read; None: that cannot be seen.
+            served: UID, container and resource → the IDs that the checkpoint has for it.
             lost: has the kubelet begun with an empty record? Of what it lacks, it knows nothing.
             sure: has the kubelet begun with this record, or was it asked for a List? Else what lacks the devices of a pod
                 that runs may be a record that is older than the pod, and was written last.
@@ -256,28 +262,48 @@ class Ledger:
         for slot in list(self._claims) if slots is None else slots:
             if (claim := self._claims.get(slot)) is None or claim.held.claim is not None:
                 continue
-            held, uids = claim.held, record.get(slot, Pods())
-            seen = Pods() if running is None else (held.pods | uids) & running
+            held, having = claim.held, record.get(slot, claim.named)
+            uids = Pods(having) if slot in record else Pods()
+            had = held.pods | having.keys()
+            if slot not in record and sure:
+                had = Pods(uid for uid in had if not self._has_others(claim, uid, served))
+            seen = Pods() if running is None else (held.pods & had | uids) & running
             if max(len(seen | uids), len(shown.get(slot, ()))) > 1:
                 trouble = TWO_PODS
             elif slot in record or slot in shown:
                 trouble = ""
             elif seen:
                 trouble = FORGOTTEN if sure or lost else held.trouble
-            elif running is not None and (held.pods or claim.named):  # they have ended, or will be admitted anew
+            elif (running is not None or not had) and (held.pods or having):  # they have ended, or have others by now
                 trouble = ""
             else:
                 trouble = FORGOTTEN if held.trouble == FORGOTTEN or (lost and claim.may_run) else ""
-            pods = seen or held.pods  # who had it, once nothing of them runs
+            pods = seen or held.pods & had  # who had it, once nothing of them runs
             if (pods, trouble) != (held.pods, held.trouble):
                 changed.append(replace(held, pods=pods, trouble=trouble))
                 absent = None if trouble == FORGOTTEN else claim.absent_since
                 claim = replace(claim, held=changed[-1], absent_since=absent)
                 self._put(claim)
             may_run = claim.may_run if lost else slot in record or slot in shown
-            if (may_run, named := uids or claim.named) != (claim.may_run, claim.named):
-                self._claims[slot] = replace(claim, may_run=may_run, named=named)
+            if (may_run, having) != (claim.may_run, claim.named):
+                self._claims[slot] = replace(claim, may_run=may_run, named=having)
         return changed
+
+    def _has_others(self, claim: _Claim, uid: str, served: Mapping[tuple[str, str, str], Collection[str]]) -> bool:
+        """Has each container of this pod that had the claim's slot been given others of the resource after it?
+
+        A kubelet that has lost what a container had asks for others only if the container does not run: it has no others.
+        """
+        names = claim.named.get(uid, ())
+        others = [served.get((uid, name, claim.held.resource), ()) for name in names]
+        return bool(names) and all(
+            ids and all(self._was_allocated_after(claim, (claim.held.resource, device_id)) for device_id in ids)
+            for ids in others
+        )
+
+    def _was_allocated_after(self, claim: _Claim, slot: SlotKey) -> bool:
+        other = self._claims.get(slot)
+        return other is not None and other.allocated > claim.since
 
     def believe(self, hardware: Set[str]) -> list[Held]:
         """An operator says that no pod has this hardware that the kubelet has forgotten; returns the claims that this changes.

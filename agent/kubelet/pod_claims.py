@@ -24,7 +24,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from agent.claims.ledger import Answer, Ledger, Pods, Trace, Tracer, names_of
+from agent.claims.ledger import Answer, Containers, Ledger, Pods, Trace, Tracer, names_of
 from agent.inventory.inventory import Inventory
 from agent.kubelet import witnesses
 from agent.kubelet.wire import PodDevices
@@ -122,8 +122,7 @@ class PodClaims:
         self._plugin_dir, self._sys = plugin_dir, sys
         self._workers = Workers("cgroups", limit=2)
         self._checkpoint = CheckpointReader(plugin_dir)
-        self._given: Mapping[SlotKey, Mapping[str, str]] = {}
-        """Slot → the UIDs of its pods, each with a container, by the checkpoint that was indexed last."""
+        self._given: Mapping[SlotKey, Containers] = {}  # who has what, by the checkpoint that was indexed last
         self._indexed: Checkpoint | None = None
         self._compared: Checkpoint | None = None  # the checkpoint that the claims were held against
         self._record: tuple[object, frozenset[str]] = (None, frozenset())  # which kubelet, and pods in its checkpoint
@@ -165,7 +164,7 @@ class PodClaims:
 
     def unnamed(self, slot: SlotKey) -> dict[str, str]:
         """UID → container of the pods that have this slot by the checkpoint or by their cgroups, and that no List names."""
-        named, uids = self.holders.get(slot, ()), dict(self._given.get(slot, {}))
+        named, uids = self.holders.get(slot, ()), {uid: it[0] for uid, it in self._given.get(slot, {}).items()}
         if len({(it.namespace, it.pod) for it in named}) >= len(uids):
             uids.clear()
         if not named and (claim := self._ledger.of(slot)) is not None:
@@ -379,10 +378,11 @@ class PodClaims:
             self._allocated.set()
         if checkpoint is not None and running is not None:
             lost = not had.isdisjoint(running)  # whom it lacks may have ended before it began, while we stood still
+        entries = checkpoint.entries if checkpoint and looks else ()
+        served = {(it.pod_uid, it.container, it.resource): it.ids for it in entries}
         changed: list[Held] = []
         async for batch in in_batches(slots):
-            record = {slot: Pods(self._given[slot]) for slot in batch if slot in self._given}
-            changed += self._ledger.known(record, shown, running, lost=lost, sure=sure, slots=batch)
+            changed += self._ledger.known(self._given, shown, running, served=served, lost=lost, sure=sure, slots=batch)
         if changed:
             self._node.adopted(changed)
             self._node.claims_settled()
@@ -395,10 +395,12 @@ class PodClaims:
     async def _index(self, checkpoint: Checkpoint | None) -> None:
         if checkpoint is self._indexed:
             return
-        given: defaultdict[SlotKey, dict[str, str]] = defaultdict(dict)
+        given: defaultdict[SlotKey, dict[str, tuple[str, ...]]] = defaultdict(dict)
         for entry in checkpoint.entries if checkpoint else ():
+            container = (entry.container,)  # one for all of its IDs
             for device_id in await in_slices(entry.ids):
-                given[entry.resource, device_id].setdefault(entry.pod_uid, entry.container)
+                pods = given[entry.resource, device_id]
+                pods[entry.pod_uid] = pods.get(entry.pod_uid, ()) + container
         self._indexed, self._given = checkpoint, dict(given)
 
     def _note_record(self, checkpoint: Checkpoint | None) -> None:
@@ -416,11 +418,9 @@ class PodClaims:
 
     def stream_ended(self) -> None:
         """Note the record of a kubelet that may be gone: the pods that it has dropped since are no loss of the next one's."""
-        if self._checkpoint.is_unchanged():  # all resources' streams end with it: none reads the file again
-            self._note_record(self._checkpoint.last)
-            return
-        with suppress(BlockingIOError):
-            self._note_record(read_at_once(self._plugin_dir))
+        with suppress(BlockingIOError):  # all resources' streams end with it: only the first has the file read again
+            is_known = self._checkpoint.is_unchanged()
+            self._note_record(self._checkpoint.last if is_known else read_at_once(self._plugin_dir))
 
     def _kubelet(self) -> object:
         """Tells a new kubelet by its socket: the next may have the same inode, and not the same time (A6)."""

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import settings
@@ -7,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec.structs import replace
 
-from agent.claims.ledger import MIN_AGE, REWRITE_AFTER, Ledger, Traced
+from agent.claims.ledger import MIN_AGE, REWRITE_AFTER, Ledger, Pods, Traced
 from agent.model import FORGOTTEN, TWO_PODS, Held, ResourceClaim, SlotKey
 from tests.fakes import KIND, device, held
 
@@ -46,7 +49,7 @@ def test_what_was_given_for_a_resource_claim_ends_when_that_is_unprepared_whatev
     ledger = old_ledger(X, BY_CLAIM)
     listed(ledger, NOBODY)
     assert ledger.checkpoint(NOBODY, (2,)) == [X]
-    assert ledger.known({}, running=frozenset({"u"}), lost=True) == []
+    assert known(ledger, {}, running=frozenset({"u"}), lost=True) == []
     assert ledger.held() == [BY_CLAIM]
     assert ledger.prepared("uid-1") == [BY_CLAIM]
     assert ledger.unprepared("uid-1") == [BY_CLAIM]
@@ -239,29 +242,34 @@ def test_hardware_is_held_while_any_claim_has_it() -> None:
 POD, LATER = frozenset({"pod"}), frozenset({"later"})
 
 
+def known(ledger: Ledger, record: Mapping[SlotKey, Pods], *seen: Any, **more: Any) -> list[Held]:
+    """Hold the claims against a record in which each pod has one container."""
+    return ledger.known({slot: dict.fromkeys(pods, ("c",)) for slot, pods in record.items()}, *seen, **more)
+
+
 def doubts(ledger: Ledger) -> list[str]:
     return [claim.trouble for claim in ledger.held()]
 
 
 def test_what_a_kubelet_lost_from_its_record_does_not_end_and_is_known_again_with_the_record() -> None:
     ledger = old_ledger()
-    assert ledger.known({X.slot: POD}) == []
-    assert [it.trouble for it in ledger.known({}, lost=True)] == [FORGOTTEN]
-    assert ledger.known({}) == []
+    assert known(ledger, {X.slot: POD}) == []
+    assert [it.trouble for it in known(ledger, {}, lost=True)] == [FORGOTTEN]
+    assert known(ledger, {}) == []
     listed(ledger, NOBODY)
     assert (ledger.ending(), ledger.checkpoint(NOBODY, (2,))) == (False, [])
-    assert [it.trouble for it in ledger.known({}, {X.slot: POD})] == [""]
-    ledger.known({}, lost=True)
-    ledger.known({X.slot: POD})
+    assert [it.trouble for it in known(ledger, {}, {X.slot: POD})] == [""]
+    known(ledger, {}, lost=True)
+    known(ledger, {X.slot: POD})
     assert doubts(ledger) == [""]
 
 
 def test_what_an_intact_record_lacks_has_ended_and_is_not_lost_with_the_record() -> None:
     ledger = old_ledger()
-    ledger.known({X.slot: POD})
-    ledger.known({})
+    known(ledger, {X.slot: POD})
+    known(ledger, {})
     listed(ledger, NOBODY)
-    assert ledger.known({}, lost=True) == []
+    assert known(ledger, {}, lost=True) == []
     assert ledger.checkpoint(NOBODY, (2,)) == [X]
 
 
@@ -270,32 +278,50 @@ def test_what_a_pod_had_before_a_reboot_is_not_lost_since_nothing_of_it_runs() -
     kept = msgspec.structs.replace(X, pods=POD, trouble=FORGOTTEN)
     assert ledger.restore([kept], 0.0) == [kept]
     assert ledger.restore([kept], 0.0, rebooted=True) == [X]
-    assert ledger.known({}, running=LATER, lost=True) == []
+    assert known(ledger, {}, running=LATER, lost=True) == []
 
 
 def test_a_pod_that_was_seen_to_run_has_what_it_has_until_it_is_seen_no_more() -> None:
     ledger = old_ledger()
-    ledger.known({X.slot: POD}, running=POD | LATER)
+    known(ledger, {X.slot: POD}, running=POD | LATER)
     assert [claim.pods for claim in ledger.held()] == [POD]
-    ledger.known({}, running=POD)
+    known(ledger, {}, running=POD)
     assert doubts(ledger) == [FORGOTTEN], "whether anybody says that the record is lost or not"
     assert ledger.believe(frozenset({"card"})) != []
-    ledger.known({}, running=POD)
+    known(ledger, {}, running=POD)
     assert doubts(ledger) == [FORGOTTEN], "what is seen counts more than an operator's word"
-    ledger.known({}, running=None, lost=True)
+    known(ledger, {}, running=None, lost=True)
     assert doubts(ledger) == [FORGOTTEN]
-    ledger.known({}, running=LATER)
+    known(ledger, {}, running=LATER)
     assert doubts(ledger) == [""]
     listed(ledger, NOBODY)
     assert [it.id for it in ledger.checkpoint(NOBODY, (2,))] == ["x"]
 
 
+def test_what_a_container_had_before_it_was_given_others_is_not_forgotten() -> None:
+    """A kubelet that has dropped a pod and then admits it anew asks for others, while its cgroup is there all along."""
+    ledger = old_ledger(X, held(A, "y", CARD))
+    known(ledger, {X.slot: POD, (A, "y"): POD}, running=POD)
+    given = {("pod", "c", A): ("y",)}
+    known(ledger, {(A, "y"): POD}, running=POD, served=given)
+    assert doubts(ledger) == [FORGOTTEN, ""], "what it has now may be from before: a record may be an older one"
+    ledger.allocate([held(A, "y", CARD)], 1.0)
+    known(ledger, {(A, "y"): POD}, running=POD, served=given, sure=False)
+    assert doubts(ledger) == [FORGOTTEN, ""]
+    known(ledger, {(A, "y"): POD}, running=POD, served={("pod", "another", A): ("y",)})
+    assert doubts(ledger) == [FORGOTTEN, ""], "another container has those"
+    known(ledger, {(A, "y"): POD}, running=POD, served=given)
+    assert [(claim.trouble, claim.pods) for claim in ledger.held()] == [("", frozenset()), ("", POD)]
+    listed(ledger, {(A, "y")})
+    assert ledger.checkpoint({(A, "y")}, (2,)) == [X]
+
+
 def test_an_operator_says_that_no_pod_has_what_the_kubelet_has_forgotten() -> None:
     ledger = old_ledger()
-    ledger.known({}, lost=True)
+    known(ledger, {}, lost=True)
     assert ledger.believe(frozenset({"another"})) == []
     assert ledger.believe(frozenset({"card"})) == [X]
-    ledger.known({})
+    known(ledger, {})
     listed(ledger, NOBODY)
     assert ledger.checkpoint(NOBODY, (2,)) == [X]
 
@@ -309,12 +335,12 @@ def test_two_pods_with_one_device_are_found_and_their_resource_is_sent_again(
     record: frozenset[str], shown: set[str], running: frozenset[str] | None
 ) -> None:
     ledger = old_ledger()
-    ledger.known({X.slot: POD}, running=running)
-    ledger.known({X.slot: record}, {X.slot: frozenset(shown)}, running)
+    known(ledger, {X.slot: POD}, running=running)
+    known(ledger, {X.slot: record}, {X.slot: frozenset(shown)}, running)
     assert doubts(ledger) == [TWO_PODS]
     assert ledger.awaiting_checkpoint(0.0) == {A}  # so that the kubelet's checkpoint shows the end of one
     assert ledger.ending()
-    ledger.known({X.slot: LATER}, running=running and LATER)
+    known(ledger, {X.slot: LATER}, running=running and LATER)
     assert doubts(ledger) == [""]
 
 
@@ -374,7 +400,7 @@ class Witnessed(RuleBasedStateMachine):
         """Hold the claims against the record, as is done before each list and with each answer."""
         running = frozenset(map(str, self.pods)) if self.is_seen else None
         record = {slot: frozenset({str(slot)}) for slot in self.written}
-        self.ledger.known(record, running=running, lost=lost)
+        known(self.ledger, record, running=running, lost=lost)
         for slot in self.ledger.forgotten():
             self.absent.pop(slot, None)
 
@@ -476,7 +502,7 @@ def test_what_a_pod_had_that_ended_before_the_kubelet_began_with_an_empty_record
     ran: frozenset[str],
 ) -> None:
     ledger = old_ledger()
-    ledger.known({X.slot: POD}, running=ran)
-    ledger.known({X.slot: POD}, running=LATER)
-    assert ledger.known({}, running=LATER, lost=True) == []
+    known(ledger, {X.slot: POD}, running=ran)
+    known(ledger, {X.slot: POD}, running=LATER)
+    assert known(ledger, {}, running=LATER, lost=True) == []
     assert doubts(ledger) == [""]
