@@ -21,6 +21,11 @@ def reason_of(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
+def several(number: int, thing: str) -> str:
+    """So many of a thing, in words: `1 port`, `2 ports`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def is_short(error: BaseException | None) -> bool:
     """Is this process, or the system, out of file descriptors or memory?"""
     return isinstance(error, OSError) and error.errno in _SHORT

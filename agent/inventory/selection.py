@@ -95,7 +95,7 @@ class Selection:
         self.stands_for: dict[str, str] = {}
         """Name → of which value a template made it, where a device has it by now."""
         self.broken: dict[str, str] = {}
-        """Selection resources whose backend failed on a device of theirs, and how it did last."""
+        """Resource → how its backend failed last to tell the IDs of a device."""
         self._backends = backends
         self._order = {name: n for n, name in enumerate(self.written)}
         self._of_kind: defaultdict[str, list[Resource[Any]]] = defaultdict(list)

@@ -12,6 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from backends.base import ContainerEdits, Device, Discovery, Grant, Host, HostPath, Mount
+from backends.errors import several
 from backends.gpu import nodes
 from backends.gpu.nodes import Wanted
 from backends.gpu.options import GpuResource
@@ -112,7 +113,7 @@ class Intel(Vendor):
 
 def _obstacle(function: pci.Function) -> str:
     if function.virtual:
-        return f"it is divided into {len(function.virtual)} virtual functions, which are offered instead"
+        return f"it is divided into {several(len(function.virtual), 'virtual function')}, offered offered instead"
     if function.driver is None:
         return f"it has no driver; {' or '.join(DRIVERS)} is needed"
     if function.driver not in DRIVERS:

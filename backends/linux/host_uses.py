@@ -19,7 +19,7 @@ from functools import lru_cache, partial
 from typing import Final, TypeVar
 
 from backends.base import Host, HostPath
-from backends.errors import not_short
+from backends.errors import not_short, several
 from backends.linux import netdevs, netlink, pci, sysfs
 
 _BLOCK: Final = HostPath("/sys/class/block")
@@ -55,9 +55,9 @@ def uses(host: Host, function: pci.Function, *, named: bool = False) -> Iterator
     if manages_nvswitches(host, function):
         yield "manages the NVSwitches between the GPUs, for Fabric Manager"
     if function.virtual:
-        yield f"has {len(function.virtual)} virtual functions, which would go"
+        yield f"has {several(len(function.virtual), 'virtual function')}, which would go"
     if number := subfunctions(function):
-        yield f"has {number} subfunctions, which would go"
+        yield f"has {several(number, 'subfunction')}, which would go"
     yield from _disks(host, function)
     yield from _networks(host, function, named=named)
 

@@ -32,7 +32,7 @@ from backends.base import (
     Uevent,
     one_of,
 )
-from backends.errors import not_short, reason_of
+from backends.errors import not_short, reason_of, several
 from backends.linux import sysfs
 
 FUNCTIONS: Final = HostPath("/sys/bus/pci/devices")
@@ -352,7 +352,9 @@ def reset_refusal(host: Host, function: Function) -> str:
     From 5.15 on the kernel lists the methods in a file. If there is no method, that file and `reset` are missing.
     """
     if function.virtual:  # they would vanish (PCI Express Base Specification, 9.2.2.3)
-        return f"{function.address} has {len(function.virtual)} virtual functions, which would go with a reset"
+        return (
+            f"{function.address} has {several(len(function.virtual), 'virtual function')}, which would go with a reset"
+        )
     if function.vgpu_type:
         return f"{function.address} has the vGPU type {function.vgpu_type}, and its driver resets it"
     methods = sysfs.attribute(host, function.path / "reset_method")

@@ -13,7 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from backends.base import Device, Host, NotReady, Signal, Verdict, assumed
-from backends.errors import reason_of
+from backends.errors import reason_of, several
 from backends.linux import iommu, netdevs, pci, sysfs
 from backends.linux.kernel import Kernel
 from backends.sriov.options import SriovResource
@@ -57,7 +57,7 @@ def signal(device: Device) -> Signal:
     """Says why no pod can have it yet."""
     count = len(device.attributes["vf"])
     why = (
-        f"{device.key} is to have {count} virtual functions: Fairlead makes them while it runs; if it cannot, its log "
+        f"{device.key} is to have {several(count, 'virtual function')}: Fairlead makes them while it runs; if it cannot, its log "
         "says why"
     )
     return Signal(_wanting(device.key), "not-created", Verdict.NOW, why)
@@ -92,13 +92,13 @@ class Creator:
             self._kernel.write(path / "sriov_numvfs", str(count))
         except OSError as error:
             self._undo(address, autoprobe=autoprobe)
-            raise NotReady(f"{address} cannot get {count} virtual functions: {reason_of(error)}") from error
+            raise NotReady(f"{address} cannot get {several(count, 'virtual function')}: {reason_of(error)}") from error
         function = pci.read(self._host, address)
         made = len(function.virtual) if function is not None else 0
         if made != count:
             self._undo(address, autoprobe=autoprobe)
             raise NotReady(
-                f"the driver of {address} made {made} virtual functions, not {count}; its log (dmesg) says why"
+                f"the driver of {address} made {several(made, 'virtual function')}, not {count}; its log (dmesg) says why"
             )
 
     def _has_all(self, address: str, count: int) -> bool:
@@ -118,7 +118,7 @@ class Creator:
         if most is None:
             raise NotReady(f"{address} can have no virtual functions: turn SR-IOV on, in the firmware and in the card")
         if count > most:
-            raise NotReady(f"{address} can have {most} virtual functions, not {count}")
+            raise NotReady(f"{address} can have {several(most, 'virtual function')}, not {count}")
         if function.driver is None or iommu.is_vfio(function) or not netdevs.names(self._host, function.path):
             raise NotReady(f"{address} has no network interface here: a pod may have it, or it needs its own driver")
         return False
@@ -145,6 +145,6 @@ class Creator:
 def different(address: str, has: int, wanted: int) -> str:
     """What to do about a card that has another number of virtual functions than is configured."""
     return (
-        f"{address} has {has} virtual functions, and {wanted} are asked for (create): Fairlead touches none that is there; "
+        f"{address} has {several(has, 'virtual function')}, and {wanted} are asked for (create): Fairlead touches none that is there; "
         "when no pod has any, write 0 to sriov_numvfs"
     )

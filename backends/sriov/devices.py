@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from backends.base import NUMBER, NUMBERS, TEXT, Attribute, Device, Discovery, Host, HostPath, Node, Problem, one_of
+from backends.errors import several
 from backends.interface.written import assumed
 from backends.linux import host_uses, netdevs, netlink, pci, rdma, sysfs
 from backends.sriov import container_edits, creation
@@ -38,6 +39,8 @@ def find(host: Host, resources: Sequence[SriovResource], unit: str) -> Discovery
             problem = Problem(unit, creation.different(unit, seen.virtual, count))
             seen = replace(seen, problems=(*seen.problems, problem))
     mine = [it for it in resources if it.spec.options.device_type == seen.device_type]
+    if not mine:
+        return Discovery()  # an event named it; it is no unit
     if not seen.needed:
         return Discovery(_taken(host, seen, mine), problems=seen.problems, beside=(seen.device,))
     needed = replace(seen.device, unusable=seen.needed, by_design=True)
@@ -68,8 +71,8 @@ def _taken(host: Host, seen: Seen, resources: Sequence[SriovResource]) -> tuple[
             else _offered(host, seen, it)
             for it in might
         )
-    is_part = seen.device.depends
-    return (replace(seen.device, resource=resources[0].configured),) if is_part else ()
+    is_part_of_a_card = bool(seen.device.depends)
+    return (replace(seen.device, resource=resources[0].configured),) if is_part_of_a_card else ()
 
 
 def _lacks(seen: Seen, resource: SriovResource) -> str:
@@ -191,9 +194,9 @@ def _function(host: Host, resources: Sequence[SriovResource], address: str) -> S
 def _needed(host: Host, function: pci.Function, interfaces: Sequence[str]) -> str:
     """Why the host needs the function; empty if it does not. No route leads through one that is not set up."""
     if function.virtual:
-        return f"it has {len(function.virtual)} virtual functions, which would go with it"
+        return f"it has {several(len(function.virtual), 'virtual function')}, which would go with it"
     if number := host_uses.subfunctions(function):
-        return f"it has {number} subfunctions, which would go with it"
+        return f"it has {several(number, 'subfunction')}, which would go with it"
     if host_uses.manages_nvswitches(host, function):
         return "it leads to the NVSwitches between the GPUs, not to a network, and Fabric Manager needs it"
     is_virtual = function.physical is not None

@@ -85,7 +85,7 @@ def test_a_picture_for_a_screen_that_cannot_tell_whether_it_is_there(tmp_path: P
 
 
 def test_virtual_functions_would_go_with_it(tmp_path: Path) -> None:
-    assert said(tmp_path, "", virtual=["0000:01:00.1"]) == ["has 1 virtual functions, which would go"]
+    assert said(tmp_path, "", virtual=["0000:01:00.1"]) == ["has 1 virtual function, which would go"]
 
 
 # --- disks ---
@@ -238,7 +238,7 @@ def test_a_card_over_which_pppoe_reaches_the_network(tmp_path: Path) -> None:
 
 def test_subfunctions_would_go_with_it(tmp_path: Path) -> None:
     assert said(tmp_path, f"{PATH}/mlx5_core.sf.2/sfnum = 88\n{PATH}/mlx5_core.eth.0/x = 1\n") == [
-        "has 1 subfunctions, which would go"
+        "1 subfunction, which would go"
     ]
 
 

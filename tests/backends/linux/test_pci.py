@@ -133,7 +133,7 @@ def test_a_function_is_never_reset_with_its_neighbours(tmp_path: Path, methods: 
 def test_a_function_is_never_reset_while_it_has_virtual_ones(tmp_path: Path) -> None:
     files = {"reset_method": "flr", "reset": ""}
     host = planted_host(tmp_path, function(GPU, virtual=["0000:3b:00.4"], files=files))
-    with pytest.raises(AllocationRefused, match="has 1 virtual functions, which would go"):
+    with pytest.raises(AllocationRefused, match="has 1 virtual function, which would go"):
         pci.reset(host, GPU)
     assert host.local(pci.FUNCTIONS / GPU / "reset").read_text() == "\n"
 

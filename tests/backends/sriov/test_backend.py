@@ -17,6 +17,7 @@ from backends.base import (
     AllocationRefused,
     ContainerEdits,
     Device,
+    Discovery,
     Grant,
     Host,
     Known,
@@ -294,8 +295,10 @@ def test_a_card_with_subfunctions_is_not_offered_beside_them(tmp_path: Path) -> 
     cards, sfs = resource(), resource(name="a.b/sf", device_type="auxNetDevice")
     found = backend(tmp_path, tree, cards, sfs)
     assert offered(found) == {"intel.com/sriov_net": [], "a.b/sf": ["mlx5_core.sf.2"]}
+    no_subfunctions = backend(tmp_path, tree, cards)
+    assert no_subfunctions.discover("mlx5_core.sf.2") == Discovery(), "its events come, though no resource wants it"
     (card,) = found.discover(CONNECTX.address).devices
-    assert card.unusable == "it has 1 subfunctions, which would go with it"
+    assert card.unusable == "it has 1 subfunction, which would go with it"
 
 
 @pytest.mark.parametrize(
