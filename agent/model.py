@@ -63,7 +63,7 @@ TWO_PODS: Final = "two-pods"
 REPLACED: Final = frozenset({"replaced", "node-replaced"})
 """The reasons of a slot that a pod holds and that has another device than the pod was given; the second where that was a node.
 
-`agent/inventory/decision.py` says both, of the pod's ID: "it is … now; the pod that holds it was given …". The second is also what
+`agent/inventory/ownership.py` says both, of the pod's ID: "it is … now; the pod that holds it was given …". The second is also what
 `backends/chardev/finder.py` says of a node's hardware, whether a pod has it or not: "/dev/… is another device now: …".
 """
 

@@ -34,8 +34,8 @@ from agent.daemon.shutdown import Shutdown
 from agent.daemon.state_file import NotYetError
 from agent.hardware.adoption import Adopter
 from agent.health import Statement
-from agent.inventory.decision import HELD_AND_GONE, NOT_SEEN, UNMAPPED
 from agent.inventory.lookup import model_of, name_of
+from agent.inventory.ownership import HELD_AND_GONE, NOT_SEEN, UNMAPPED
 from agent.inventory.shortfall import WENT, Missing, NotOffered, candidates, each_once, unmatched
 from agent.model import Slot, SlotKey
 from agent.runtime.errors import FairleadError

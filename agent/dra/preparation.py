@@ -29,8 +29,8 @@ from agent.dra.claims import AGAIN, Allocated, Candidate, Given, grouped
 from agent.dra.names import pool_name
 from agent.dra.slices import Named, Offer, entries
 from agent.hardware.jobs import HardwareQueue
-from agent.inventory.decision import is_meant_for_one, is_same
 from agent.inventory.inventory import Inventory
+from agent.inventory.ownership import is_meant_for_one, is_same
 from agent.inventory.selection import Found
 from agent.kubelet.allocation import Allocator, Starter
 from agent.kubelet.wire import PreparedDevice

@@ -21,8 +21,8 @@ from msgspec.structs import replace
 
 from agent.dra.names import MOST_IN_TEXT, PCIE_ROOT, STANDARD, Entry, device_name, resource_value, slice_name
 from agent.health.book import DRAINED
-from agent.inventory.decision import is_meant_for_one, owns_its_place
 from agent.inventory.inventory import Inventory
+from agent.inventory.ownership import is_meant_for_one, owns_its_place
 from agent.inventory.selection import Found
 from agent.model import HEALTHY, Health, Held, Slot, State
 from backends.base import NUMBER, Attribute, Device

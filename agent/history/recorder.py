@@ -15,8 +15,8 @@ from agent.health.book import DRAINED as DRAINED_BY_OPERATOR
 from agent.history import timeline
 from agent.history.notes import Notes
 from agent.history.timeline import DRAINED, GONE, Book, Condition, Key, Period, Record, Run, periods
-from agent.inventory.decision import HELD_AND_GONE
 from agent.inventory.inventory import Inventory
+from agent.inventory.ownership import HELD_AND_GONE
 from agent.inventory.shortfall import Shortfall
 from agent.model import Health, Slot, SlotKey, Snapshot
 from agent.runtime.pacing import SYSTEM, Clock, Doorbell

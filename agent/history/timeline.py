@@ -21,7 +21,7 @@ HEALTHY, DEGRADED, UNHEALTHY = "Healthy", "Degraded", "Unhealthy"
 DRAINED: Final = "Drained"
 """Unhealthy, since an operator or a rule took it out of service."""
 GONE: Final = "Gone"
-"""On no list, whatever the reason, or kept there for the pod that holds it: its device is gone (`decision.HELD_AND_GONE`)."""
+"""On no list, whatever the reason, or kept there for the pod that holds it: its device is gone (`ownership.HELD_AND_GONE`)."""
 UNKNOWN: Final = "Unknown"
 
 _MOMENT: Final = 0.001  # seconds that it has been as it is now, at least

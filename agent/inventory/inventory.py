@@ -1,6 +1,6 @@
 """Keeps what is known and what was decided of it: takes devices, health and claims, gives a `Snapshot` of each list that changed.
 
-`decision.decide` says what follows from all that is known. Here is what makes that cheap: a change has decided again what it
+`ownership.decide` says what follows from all that is known. Here is what makes that cheap: a change has decided again what it
 may concern, which are the devices that share hardware, a place or an ID with what changed, directly or through others, and
 the claims on these (`Inventory._connected`). All other answers are kept. `decide` of everything gives the same lists at any time.
 
@@ -18,9 +18,9 @@ from typing import Any, Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from agent.inventory.decision import Holdings, decide, given_to, is_meant_for_one, is_same
 from agent.inventory.lists import Listing, bytes_of
 from agent.inventory.lookup import Place, places_of
+from agent.inventory.ownership import Holdings, decide, given_to, is_meant_for_one, is_same
 from agent.inventory.selection import Candidate, Found, Selection
 from agent.model import HEALTHY, Health, Held, Slot, SlotKey, Snapshot, State
 from agent.runtime import limits, process

@@ -18,9 +18,9 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agent.inventory.decision import piece
 from agent.inventory.inventory import Inventory
 from agent.inventory.lookup import Place
+from agent.inventory.ownership import piece
 from agent.inventory.selection import Found
 from agent.runtime.pacing import SYSTEM, Clock
 from agent.runtime.workers import in_batches
@@ -33,10 +33,10 @@ FULL: Final = "list-full"
 """The resource's list has no room for it."""
 
 TAKEN: Final = "conflict"
-"""Another device has its hardware or one of its IDs, or a pod has it (`decision.assign`)."""
+"""Another device has its hardware or one of its IDs, or a pod has it (`ownership.assign`)."""
 
 WENT: Final = "gone"
-"""It was offered, is not there any more, and no pod holds it: of one that a pod holds, `decision.HELD_AND_GONE` says so."""
+"""It was offered, is not there any more, and no pod holds it: of one that a pod holds, `ownership.HELD_AND_GONE` says so."""
 
 REASONS: Final = (UNUSABLE, FULL, TAKEN, WENT)
 

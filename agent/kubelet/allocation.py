@@ -29,8 +29,8 @@ from agent.claims.ledger import Ledger
 from agent.discovery import backend_answers
 from agent.discovery.backend_answers import ask
 from agent.hardware.jobs import Job, Jobs, Kind, broken
-from agent.inventory.decision import condition
 from agent.inventory.inventory import Inventory
+from agent.inventory.ownership import condition
 from agent.kubelet import wire
 from agent.kubelet.wire import PreferredRequest
 from agent.model import REPLACED, Health, Held, Slot, SlotKey, State

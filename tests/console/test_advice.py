@@ -12,7 +12,7 @@ import pytest
 from agent.console.advice import REASONS, UNUSABLE, advice, of_xid, told
 from agent.console.views import Device
 from agent.health.book import DRAINED
-from agent.inventory.decision import TROUBLES
+from agent.inventory.ownership import TROUBLES
 from agent.inventory.shortfall import REASONS as MISSING
 from agent.inventory.shortfall import UNUSABLE as NO_USE
 from backends.gpu.xid import CATALOG, XIDS

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import permutations
 
-from agent.inventory.decision import Holdings, assign
+from agent.inventory.ownership import Holdings, assign
 from agent.inventory.selection import Candidate, Found
 from agent.model import Held
 from backends.base import Device

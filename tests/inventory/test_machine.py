@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from agent.inventory.decision import decide
 from agent.inventory.inventory import Inventory
+from agent.inventory.ownership import decide
 from agent.model import HEALTHY, Health, Held, Slot, State
 from backends.base import Device, Resource
 from tests.fakes import KIND, Sharing, device, held, reconfigure, resource

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent.health.book import DRAINED
-from agent.inventory.decision import HELD_AND_GONE
+from agent.inventory.ownership import HELD_AND_GONE
 from agent.inventory.shortfall import Missing
 from agent.kubernetes.own_node import HEARTBEAT, TYPE, Condition, ConditionKeeper, Resources, condition
 from agent.model import HEALTHY, Health, Slot, State

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.inventory.decision import is_same
+from agent.inventory.ownership import is_same
 from agent.inventory.survey import survey
 from agent.model import Held
 from backends.base import (

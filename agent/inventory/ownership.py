@@ -1,4 +1,4 @@
-"""Decides what is offered: who gets which device, and what each ID says of it. Pure.
+"""Decides who owns what: which resource gets each device, which pod's it is, and what each ID says of it. Pure.
 
 `decide` is a function of what is known: the resources, the devices, their health, and what pods hold. It keeps nothing, so
 that the order in which things happened cannot matter. `inventory.py` keeps its answers. It asks again about the devices and
@@ -62,11 +62,7 @@ def decide(
     """
     every = sorted(found, key=lambda it: it.ref)
     lists: defaultdict[str, dict[str, Slot]] = defaultdict(dict)
-    at: defaultdict[str, list[Found]] = defaultdict(list)  # hardware or place → the devices there
-    former: defaultdict[Found, list[SlotKey]] = defaultdict(list)
-    # of alike claims: the first, the devices that they are of, and their IDs that no device has
-    groups: list[tuple[Held, list[Found], list[str]]] = []
-    wrong: dict[SlotKey, Health] = {}
+    wrong: dict[SlotKey, Health] = {}  # what is Unhealthy of a pod's, though its device may be well
     barred: dict[Found, Health] = {}
 
     # 1. Each device joins the first resource that may have it. What pods hold is decided before anything else.
@@ -108,40 +104,54 @@ def decide(
                         barred.setdefault(it, withheld(unmapped))
 
     # 4. Where is what each pod was given? A thousand tokens of one device are alike, and judged once.
+    at: defaultdict[str, list[Found]] = defaultdict(list)  # hardware or place → the devices there
+    under_other_ids: defaultdict[Found, list[SlotKey]] = defaultdict(
+        list
+    )  # what pods have of a device by IDs that it lacks
+    at_its_place: defaultdict[Found, list[SlotKey]] = defaultdict(
+        list
+    )  # whose devices keep one at their place from others
+    without_owner: list[
+        tuple[Held, list[Found], list[str]]
+    ] = []  # the first of alike claims, what they are of, their IDs
     for it in every if held.by_slot else ():
         for name in it.device.hardware | it.device.place:
             at[name].append(it)
-    taken: defaultdict[Found, list[SlotKey]] = defaultdict(list)
     for alike in held.alike() if held.by_slot else ():
         claim = alike[0]
         near = given_to(claim, at)
         same = [it for it in near if is_same(claim, it.device)]
-        # the device that has an ID now → the claims
-        having: defaultdict[Found | None, list[SlotKey]] = defaultdict(list)
+        by_owner: defaultdict[Found | None, list[SlotKey]] = defaultdict(list)  # the device that has their IDs now
         for one in alike:
-            having[owners[one.resource].get(one.id)].append(one.slot)
-        first: dict[Found | None, SlotKey] = {}  # where it is → the first of the claims that have it there
-        for owner, slots in having.items():
-            is_behind = owner is not None and is_same(claim, owner.device)
-            home = owner if is_behind else next(iter(same), None)
-            first[home] = min(*slots, first.get(home, slots[0]))
+            by_owner[owners[one.resource].get(one.id)].append(one.slot)
+        first_of: dict[
+            Found | None, SlotKey
+        ] = {}  # the device that pods were given → the first claim; None: it is not there
+        for owner, slots in by_owner.items():
+            owner_is_same = owner is not None and is_same(claim, owner.device)
+            given = owner if owner_is_same else next(iter(same), None)
+            first_of[given] = min(*slots, first_of.get(given, slots[0]))
             if owner is not None and (why := wrong_with(claim, owner)) is not None:
                 wrong.update(dict.fromkeys(slots, why))
-            # 4a. It is a device's that has other IDs now: as many of them are kept back as pods have it so.
+            # 4a. The device has other IDs now: as many of them are kept back as pods have it by IDs that it lacks.
             for it in near:
                 if it is not owner and it in placed:
-                    is_displaced = claim.resource != placed[it].resource or not is_behind
-                    if (is_displaced and it in same) or not claim.hardware.isdisjoint(it.device.exclusive):
-                        former[it] += slots
-        groups.append((claim, same, [device_id for _, device_id in having[None]]))
-        # 4b. A device is where a pod's is, or was: it may be the pod's, which was plugged in again or has new firmware.
-        # While the pod's is there, others have parts of what is there (the nodes of a stick): then only one that is the
-        # whole and one that is a part exclude each other.
+                    is_displaced = it in same and (claim.resource != placed[it].resource or not owner_is_same)
+                    if is_displaced or not claim.hardware.isdisjoint(it.device.exclusive):
+                        under_other_ids[it] += slots
+        if by_owner[None]:
+            without_owner.append((claim, same, [device_id for _, device_id in by_owner[None]]))
+        # 4b. A device at the place of a pod's is kept from others. The pod's may not be there: this may be it, plugged in
+        # again or with new firmware. If it is there, one of the two is the whole (a stick) and the other a part (its node).
         for it in {it for name in places(claim) for it in at[name] if it in placed and name in places(it.device)}:
             if is_for_one(it):
-                whole = owns_its_place(claim) != owns_its_place(it.device)
-                taken[it] += [s for h, s in first.items() if h is not it and (h is None or (is_for_one(h) and whole))]
-    for it, slots in taken.items():
+                is_part_of_other = owns_its_place(claim) != owns_its_place(it.device)
+                at_its_place[it] += [
+                    slot
+                    for given, slot in first_of.items()
+                    if given is None or (given is not it and is_for_one(given) and is_part_of_other)
+                ]
+    for it, slots in at_its_place.items():
         if slots:
             claim = held.by_slot[min(slots)]
             barred.setdefault(it, beside(*claim.slot, min(places(claim) & places(it.device))))
@@ -154,8 +164,9 @@ def decide(
             listed.update(zip(place.ids, map(Slot, place.ids, repeat(it.device), repeat(own)), strict=True))
             continue
         free = [device_id for device_id in place.ids if (name, device_id) not in held.by_slot]
-        back = kept_back(name, place.ids, free, sorted(former[it])) if it in former else {}
-        if len(former.get(it, ())) > len(free):
+        others = sorted(under_other_ids.get(it, ()))
+        back = kept_back(name, place.ids, free, others)
+        if len(others) > len(free):
             crowded.add(it)
         says = dict.fromkeys(place.ids, own)
         if own.offered and it in barred:  # 5a. but no pod may have those that are free,
@@ -167,30 +178,32 @@ def decide(
         listed.update(zip(says, map(Slot, says, repeat(it.device), says.values()), strict=True))
 
     # 6. An ID that a pod holds and no device has
-    for claim, same, without in groups:
-        if not without:
-            continue
+    def listed_for_its_pod(claim: Held, same: Sequence[Found]) -> tuple[Device | None, Health]:
         there = [it for it in same if it in placed and placed[it].resource == claim.resource]
         needs, has = claim.hardware, frozenset[str]().union(*(it.device.hardware for it in there))
         if claim.place and owns_its_place(claim):
             needs, has = claim.place, frozenset[str]().union(*(it.device.place for it in there))
-        device: Device | None = None
-        said = HELD_AND_GONE if claim.hardware else UNMAPPED
+        # 6a. has the device that the pod was given, while all of it is there and in the claim's resource: the pod may start
+        # again, survive a reboot, and counts once for the scheduler. It takes the place of an ID that is kept back.
         if needs and needs <= has:
-            # 6a. says how that is which the pod was given, while all of it is there and in the claim's resource: the pod may
-            # start again, survive a reboot, and counts once for the scheduler. It takes the place of an ID that is kept back.
-            home = max(there, key=lambda it: len(it.device.hardware & claim.hardware))
+            first = max(there, key=lambda it: len(it.device.hardware & claim.hardware))
+            if not crowded.isdisjoint(there):
+                return first.device, CROWDED
             states = {(state := health_of(it)).state: state for it in reversed(there)}
-            device, said = home.device, states.get(State.UNHEALTHY) or states.get(State.DEGRADED) or HEALTHY
-            said = wrong_with(claim, home) or said
-            said = said if crowded.isdisjoint(there) else CROWDED
-        # 6b. Else it is a tombstone: of a resource that is configured no more,
-        elif claim.resource not in selection.resources:
-            said = retired(claim.resource)
-        # 6c. of hardware that is there and cannot be used, or that is gone.
-        elif whys := [it.device.unusable for it in given_to(claim, at) if it.device.unusable and _share(claim, it)]:
-            said = unusable(whys[0])
-        lists[claim.resource].update((device_id, Slot(device_id, device, said)) for device_id in without)
+            worst = states.get(State.UNHEALTHY) or states.get(State.DEGRADED) or HEALTHY
+            return first.device, wrong_with(claim, first) or worst
+        # 6b. is a tombstone of a resource that is configured no more,
+        if claim.resource not in selection.resources:
+            return None, retired(claim.resource)
+        # 6c. of hardware that is there and cannot be used,
+        if whys := [it.device.unusable for it in given_to(claim, at) if it.device.unusable and _share(claim, it)]:
+            return None, unusable(whys[0])
+        # 6d. or of hardware that is gone, or was never known.
+        return None, HELD_AND_GONE if claim.hardware else UNMAPPED
+
+    for claim, same, ids in without_owner:
+        device, health_of_it = listed_for_its_pod(claim, same)
+        lists[claim.resource].update((device_id, Slot(device_id, device, health_of_it)) for device_id in ids)
     return Decision(lists, placed, outcome.rejected, barred)
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.inventory.decision import decide
 from agent.inventory.inventory import Inventory
+from agent.inventory.ownership import decide
 from agent.model import FORGOTTEN, HEALTHY, Health, Held, State
 from backends.base import HostPath, Node, Resource
 from tests.fakes import KIND, Sharing, by_unit, device, reconfigure, resource
