@@ -196,12 +196,13 @@ class Ledger:
         news: list[Held] = []
         for slot, backend in seen.items():
             claim, trace = self._claims.get(slot), traced.get(slot, Traced())
-            later = claim is not None and bool(claim.pods and trace.pods) and claim.pods != trace.pods
-            known = claim is not None and claim.held.hardware and not claim.held.foreign and not later
-            if claim is not None and known and not (claim.held.traced and trace.hardware):
+            if claim is not None and claim.pods and trace.pods and claim.pods != trace.pods:
+                claim = None  # the ID is another pod's by now
+            is_known = claim is not None and bool(claim.held.hardware) and not claim.held.foreign
+            if claim is not None and is_known and not (claim.held.traced and trace.hardware):
                 continue
-            kept = claim.held.hardware - trace.container if claim and known else frozenset[str]()
-            device = devices.get(slot) if not known else None
+            kept = claim.held.hardware - trace.container if claim and is_known else frozenset[str]()
+            device = None if is_known else devices.get(slot)
             held = Held(
                 *slot,
                 backend=claim.held.backend if claim and not claim.held.foreign else backend,
@@ -209,13 +210,12 @@ class Ledger:
                 identity=device.identity if device else "",
                 place=device.place if device else frozenset(),
                 traced=device is None and bool(trace.hardware),
-                pods=claim.held.pods if claim and not later else Pods(),
-                trouble=claim.held.trouble if claim and not later else "",
+                pods=claim.held.pods if claim else Pods(),
+                trouble=claim.held.trouble if claim else "",
             )
-            if claim is None or later or held != claim.held or (held.traced and claim.pods != trace.pods):
-                since = claim.since if claim and not later else now
-                self._put(_Claim(held, since, pods=trace.pods if held.traced else Pods()))
-                if claim is None or later or held != claim.held:
+            if claim is None or held != claim.held or (held.traced and claim.pods != trace.pods):
+                self._put(_Claim(held, claim.since if claim else now, pods=trace.pods if held.traced else Pods()))
+                if claim is None or held != claim.held:
                     news.append(held)
         return news
 

@@ -117,7 +117,7 @@ def _device(known: Knowledge, found: Found, others: Iterable[Found]) -> views.Ex
     gift, refusal = _gift(known, resource, ids) if ids else (None, "")
     decisions = [*_decisions(found)]
     for other in others:
-        decisions += _decisions(other, beside=(kind, device.key) != (other.backend, other.device.key))
+        decisions += _decisions(other, is_about_another=(kind, device.key) != (other.backend, other.device.key))
     return replace(
         _read(kind, device),
         resource=resource,
@@ -221,9 +221,9 @@ def _held_otherwise(
 # --- what was decided ---
 
 
-def _decisions(found: Found, *, beside: bool = False) -> Iterator[views.Decision]:
+def _decisions(found: Found, *, is_about_another: bool = False) -> Iterator[views.Decision]:
     """What became of a device in each resource that may have it; of another device on the same hardware, with its name."""
-    about = f"; that is about {found.device.key} of the backend {found.backend}" if beside else ""
+    about = f"; that is about {found.device.key} of the backend {found.backend}" if is_about_another else ""
     if found.device.unusable:
         yield views.Decision("", False, found.device.unusable + about)
     for refusal in found.refused[bool(found.device.unusable) :]:

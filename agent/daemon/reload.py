@@ -298,7 +298,7 @@ class ConfigurationSwap(Struct):
     async def _move(self, change: Change) -> None:
         """Build the second house, and move in."""
         difference = change.difference
-        async with self.discovery.beside(change.backends, difference.config.agent) as fresh:
+        async with self.discovery.on_trial(change.backends, difference.config.agent) as fresh:
             kinds = {resource.spec.backend for resource in difference.config.resources}
             every = {kind: it for kind, it in (self.discovery.discoverers | fresh).items() if kind in kinds}
             inventory = await self._decide(difference.config, every)

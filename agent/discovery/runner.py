@@ -89,7 +89,7 @@ class Settings(Protocol):
         """Who tells of hot-plug."""
 
 
-class Node(Protocol):
+class FindingSink(Protocol):
     """The part of the daemon that hears what is found."""
 
     discoverers: dict[str, Discoverer]
@@ -119,7 +119,7 @@ class DiscoveryRunner:
         settings: Settings,
         host: Host,
         backends: dict[str, Backend[Any]],
-        node: Node,
+        node: FindingSink,
         watchdog: Watchdog,
         counts: Counts,
         problems: Problems | None = None,
@@ -240,7 +240,7 @@ class DiscoveryRunner:
         return {kind for kind, it in self.discoverers.items() if it.is_stuck or why_unmade(it.backend)}
 
     @asynccontextmanager
-    async def beside(
+    async def on_trial(
         self, backends: Mapping[str, Backend[Any]], settings: Settings
     ) -> AsyncIterator[dict[str, Discoverer]]:
         """Have these instances look at the node beside those in force, for `SETTLE` at most; then the body runs.

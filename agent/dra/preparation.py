@@ -56,7 +56,7 @@ ReadClaim = Callable[[str, str], Awaitable[Mapping[str, Any]]]
 """The ResourceClaim of this namespace and name, as the API server has it; raises ApiError, of status 404 if there is none."""
 
 
-class Node(Protocol):
+class GrantSink(Protocol):
     """The part of the daemon that hears of claims."""
 
     async def allocated(self, given: Sequence[Held]) -> None:
@@ -70,7 +70,7 @@ class House(Struct, frozen=True):
     """The parts of the daemon that a driver needs."""
 
     host: Host
-    node: Node
+    node: GrantSink
     ledger: Ledger
     inventory: Inventory
     backends: Mapping[str, Backend[Any]]

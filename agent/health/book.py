@@ -57,7 +57,7 @@ class KeptHealth(msgspec.Struct, frozen=True):
 
 
 class HealthBook:
-    """The health of all hardware; the only one who decides it."""
+    """The health of all hardware; the only one who decides it. What an ID says besides is `inventory/ownership.py`'s."""
 
     def __init__(self, boot: str = "") -> None:
         self.boot = boot

@@ -136,7 +136,7 @@ class Inventory:
             if claim.resource not in self.selection.resources:
                 slots |= self._bring(claim.resource, claim.backend)
             self._lists[claim.resource].claims[claim.id] = claim
-            if before is None and self._is_as_expected(claim):
+            if before is None and self._changes_no_slot(claim):
                 continue
             slots.add(claim.slot)
             if before is not None:
@@ -155,7 +155,7 @@ class Inventory:
             known, listing = self._held.remove(claim.slot), self._lists[claim.resource]
             del listing.claims[claim.id]
             self.revision += claim.id not in listing.owners  # a tombstone goes
-            if self._is_as_expected(known, ends=True):
+            if self._changes_no_slot(known, ends=True):
                 continue
             slots.add(claim.slot)
             stale |= self._touched_by(known)
@@ -443,7 +443,7 @@ class Inventory:
             if it in found:
                 continue
             found.add(it)
-            rivals, neighbours = self._index.beside(it)
+            rivals, neighbours = self._index.sharing(it)
             if not rivals:
                 alone.add(it)
             devices += rivals
@@ -483,10 +483,10 @@ class Inventory:
                     slots.update((name, claim.id) for claim in listing.claims.values() if not claim.hardware)
         return slots
 
-    def _is_as_expected(self, claim: Held, *, ends: bool = False) -> bool:
-        """Is a claim about the very device that has its ID, and alone has all that is there, so that no slot is another for it?
+    def _changes_no_slot(self, claim: Held, *, ends: bool = False) -> bool:
+        """Would deciding again for this claim write the slots that are there? It saves that at an Allocate, of a thousand tokens.
 
-        Every Allocate asks, and a thousand tokens of one device are then not decided again for each.
+        So it is where the claim is about the device that has its ID, and that device alone has all that is there.
         """
         is_barred = claim.claim is not None and self.selection.is_by_plugin(claim.resource)
         if (owner := self._owner(claim.slot)) is None or owner.lost or claim.trouble or is_barred:
@@ -499,9 +499,10 @@ class Inventory:
         device = owner.device
         if not (is_same(claim, device) and claim.hardware <= device.hardware and claim.place <= device.place):
             return False
-        if any(len(self._index.at[name]) > 1 for name in device.place):  # does what is beside it know that it is held?
+        if any(len(self._index.at[name]) > 1 for name in device.place):  # does its neighbour know that it is held?
             first = self._held.first_of(claim.hardware)
-            return first is not None and not ends and first.slot < claim.slot and first == replace(claim, id=first.id)
+            is_another_token = first is not None and first == replace(claim, id=first.id) and first.slot < claim.slot
+            return is_another_token and not ends
         return not ends or (len(owner.candidates) == 1 and self._health.keys().isdisjoint(device.hardware))
 
     def _bring(self, resource: str, backend: str, value: str = "") -> set[SlotKey]:
@@ -542,7 +543,7 @@ class Index(Struct, frozen=True):
         yield from (it for it in self.at.get(name, ()) if name in it.device.hardware)
         yield from self.below.get(name, ())
 
-    def beside(self, found: Found) -> tuple[set[Found], set[Found]]:
+    def sharing(self, found: Found) -> tuple[set[Found], set[Found]]:
         """The other devices that share hardware or an ID with this one, and those that share a place."""
         rivals, neighbours = set[Found](), set[Found]()
         for name in found.device.hardware | found.device.place:
@@ -576,7 +577,7 @@ class Index(Struct, frozen=True):
             self.sizes[candidate.resource] -= bytes_of(candidate.ids, found.device.numa_node)
             if self.sizes[candidate.resource] <= limits.MESSAGE_LIMIT:
                 self.full.pop(candidate.resource, None)
-        rivals, neighbours = self.beside(found)
+        rivals, neighbours = self.sharing(found)
         for index, keys in self._places(found):
             for key in keys:
                 filed = index.pop(key)

@@ -154,7 +154,7 @@ def decide(
     for it, slots in at_its_place.items():
         if slots:
             claim = held.by_slot[min(slots)]
-            barred.setdefault(it, beside(*claim.slot, min(places(claim) & places(it.device))))
+            barred.setdefault(it, held_at_its_place(*claim.slot, min(places(claim) & places(it.device))))
 
     # 5. The IDs of each device say how it is,
     crowded = set[Found]()
@@ -512,7 +512,7 @@ def retired(resource: str) -> Health:
 
 
 @lru_cache(maxsize=1024)  # the same object for the same claim: lists tell by that what has changed
-def beside(resource: str, device_id: str, where: str) -> Health:
+def held_at_its_place(resource: str, device_id: str, where: str) -> Health:
     """Of a free slot whose device is where that of a pod is, or was."""
     return Health(State.UNHEALTHY, "held", f"a pod holds what is or was at {where}, as {resource}/{device_id}")
 

@@ -351,7 +351,7 @@ class Preferences:
 # --- PreStartContainer ---
 
 
-class Node(Protocol):
+class HealthSource(Protocol):
     """The part of the daemon that knows the health of hardware."""
 
     def to_holder(self, hardware: str, *, reset: bool) -> Health:
@@ -370,7 +370,7 @@ class Starter:
         ledger: Ledger,
         backends: Mapping[str, Backend[Any]],
         jobs: Jobs,
-        node: Node,
+        node: HealthSource,
         two_pods: Callable[[Iterable[SlotKey]], Awaitable[Collection[SlotKey]]] | None = None,
     ) -> None:
         """Prepare.

@@ -75,7 +75,7 @@ class _Departure(Struct, gc=False):
 
     sent: float
     """Monotonic seconds, moved on by the time in which this process or the kubelet stood still."""
-    begun: float
+    remembered_since: float
     """Since when the IDs are remembered."""
 
 
@@ -275,7 +275,12 @@ class Plugin:
         while not ending.is_set():
             snapshot = self._snapshot
             is_over = ending is not self._latest
-            if snapshot is None or is_over or (snapshot is sent and not self._sends_again) or self._is_kept(snapshot):
+            if (
+                snapshot is None
+                or is_over
+                or (snapshot is sent and not self._sends_again)
+                or self._is_withheld(snapshot)
+            ):
                 self._news.clear()
                 await self._news.wait()
             elif (wait := credit.wait(time.monotonic())) > 0:
@@ -286,7 +291,7 @@ class Plugin:
                 if self._confirm is not None:
                     await self._confirm(self.resource, lambda: self._snapshot.slots.keys() if self._snapshot else set())
                     snapshot = self._snapshot or snapshot  # by now there may be a later one, with what is held
-                if ending.is_set() or ending is not self._latest or self._is_kept(snapshot):
+                if ending.is_set() or ending is not self._latest or self._is_withheld(snapshot):
                     continue
                 self._sends_again = False
                 # No timeout around a send: one that is cut off corrupts the stream. A client that
@@ -319,7 +324,7 @@ class Plugin:
                 credit.spend(self.sent_at)
                 sent = snapshot
 
-    def _is_kept(self, snapshot: Snapshot) -> bool:
+    def _is_withheld(self, snapshot: Snapshot) -> bool:
         """Is this list not for the kubelet now?"""
         return self._is_silent and self._besides <= _healthy(snapshot.slots)
 
@@ -358,10 +363,10 @@ class Plugin:
         since = now if self._recorded != recorded else 0.0
         for one in self._departures:
             one.sent += missed
-            one.begun = max(one.begun + missed, min(since, one.sent + _SLOWEST))
-        if any(now >= one.begun + REMEMBERED for one in self._departures):
-            self._departures = [one for one in self._departures if now < one.begun + REMEMBERED]
-            self._left = {it: one for it, one in self._left.items() if now < one.begun + REMEMBERED}
+            one.remembered_since = max(one.remembered_since + missed, min(since, one.sent + _SLOWEST))
+        if any(now >= one.remembered_since + REMEMBERED for one in self._departures):
+            self._departures = [one for one in self._departures if now < one.remembered_since + REMEMBERED]
+            self._left = {it: one for it, one in self._left.items() if now < one.remembered_since + REMEMBERED}
         return now
 
     def _was_told(self, device_id: str) -> bool:
@@ -394,9 +399,11 @@ class Plugin:
         """Wait until the IDs that are back in the list have been remembered for long enough, `_SLOWEST` seconds at most."""
         until = time.monotonic() + _SLOWEST
         while (
-            begun := [self._left[one].begun for one in ids if one in self._left and one in self._sent]
+            remembered_since := [
+                self._left[one].remembered_since for one in ids if one in self._left and one in self._sent
+            ]
         ) and time.monotonic() < until:
-            await asyncio.sleep(min(max(begun) + REMEMBERED - time.monotonic(), STEP))
+            await asyncio.sleep(min(max(remembered_since) + REMEMBERED - time.monotonic(), STEP))
             self._let_pass()
 
     async def _give(self, ids: Sequence[str]) -> wire.Encoded:

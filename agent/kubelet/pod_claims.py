@@ -62,7 +62,7 @@ _CHECKPOINT, _PODRESOURCES = "checkpoint", "podresources"
 log = structlog.get_logger()
 
 
-class Node(Protocol):
+class ClaimSink(Protocol):
     """The part of the daemon that hears of claims."""
 
     def adopted(self, held: Sequence[Held]) -> None:
@@ -88,7 +88,7 @@ class PodClaims:
         self,
         ledger: Ledger,
         inventory: Inventory,
-        node: Node,
+        node: ClaimSink,
         pod_resources: Path,
         plugin_dir: Path,
         *,
