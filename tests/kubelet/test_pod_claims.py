@@ -668,6 +668,26 @@ async def test_a_record_of_before_a_pod_that_was_written_last_is_no_loss_but_for
     assert forgetful.witnesses._allocated.is_set() is not begins, "a List is asked soon"
 
 
+async def test_a_device_is_free_again_when_the_kubelet_has_given_its_container_another(
+    forgetful: Forgetful, pods: Pods
+) -> None:
+    """It drops a pod that it does not admit at its start, and may admit it at the next: the pod's cgroup stays (the lab, d_traps)."""
+    forgetful.run()
+    forgetful.record(UID)
+    await forgetful.ask(after=1)
+    forgetful.restart()
+    forgetful.ledger.allocate([held("b")], forgetful.now)
+    forgetful.record(UID, device_id="b")
+    pods.show("b")
+    await forgetful.ask(after=1)
+    assert forgetful.ledger.forgotten() == []
+    for device_id in "bb":
+        forgetful.record(UID, device_id=device_id)
+        await forgetful.ask(after=MIN_AGE)
+    assert forgetful.ended == ["a"]
+    assert forgetful.holds == ["b"]
+
+
 async def test_what_ended_before_a_kubelets_restart_ends(forgetful: Forgetful, pods: Pods) -> None:
     forgetful.record(UID)
     await forgetful.ask(after=1)
