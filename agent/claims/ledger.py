@@ -278,7 +278,8 @@ class Ledger:
                 trouble = ""
             else:
                 trouble = FORGOTTEN if held.trouble == FORGOTTEN or (lost and claim.may_run) else ""
-            pods = seen or held.pods & had  # who had it, once nothing of them runs
+            named = uids if running is not None and sure else Pods()
+            pods = seen or named or held.pods & had  # who had it, once nothing of them runs
             if (pods, trouble) != (held.pods, held.trouble):
                 changed.append(replace(held, pods=pods, trouble=trouble))
                 absent = None if trouble == FORGOTTEN else claim.absent_since

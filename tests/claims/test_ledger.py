@@ -316,6 +316,18 @@ def test_what_a_container_had_before_it_was_given_others_is_not_forgotten() -> N
     assert ledger.checkpoint({(A, "y")}, (2,)) == [X]
 
 
+def test_a_pod_that_a_record_named_and_that_has_ended_has_nothing_after_a_restart_and_a_lost_record() -> None:
+    """Else its device is withheld from every pod until an operator says that none has it."""
+    ledger = old_ledger()
+    known(ledger, {X.slot: POD}, running=LATER)
+    again = Ledger()
+    again.restore(ledger.held(), 0.0)
+    known(again, {}, running=LATER, lost=True)
+    assert doubts(again) == [""]
+    known(again, {}, running=POD, lost=True)
+    assert doubts(again) == [FORGOTTEN], "it starts"
+
+
 def test_an_operator_says_that_no_pod_has_what_the_kubelet_has_forgotten() -> None:
     ledger = old_ledger()
     known(ledger, {}, lost=True)
