@@ -233,7 +233,7 @@ class Shortfall:
         self._missing: dict[tuple[str, str], Missing] = {}  # by backend and key
         self._offered: dict[tuple[str, str], Offered] = {}  # by resource and key, as they were last
         self._seen: dict[tuple[str, str], Device] = {}  # the same
-        self._behind: dict[str, Device] = {}  # of these, what has gone, by hardware
+        self._gone_by_hardware: dict[str, Device] = {}  # of these, what has gone, by hardware
         self._moved: set[str] = set()  # backends whose hardware may have other addresses since `restore`
         self._earlier: Set[tuple[str, str]] = frozenset()  # what was restored
         self._restored: set[tuple[str, str]] = set()  # of the offered, what has not been there in this run
@@ -266,7 +266,7 @@ class Shortfall:
 
     def gone(self, hardware: Iterable[str]) -> Device | None:
         """The device that was offered, had any of this, and has gone, also if a pod holds it; as it was seen last."""
-        return next((self._behind[name] for name in hardware if name in self._behind), None)
+        return next((self._gone_by_hardware[name] for name in hardware if name in self._gone_by_hardware), None)
 
     def awaits(self, backend: str) -> bool:
         """Is there a device of this backend that an earlier run offered last, and that is not there?"""
@@ -293,7 +293,7 @@ class Shortfall:
                 missing[at] = self._dated(one, now)
         offered: dict[tuple[str, str], Offered] = {}
         seen: dict[tuple[str, str], Device] = {}
-        behind: dict[str, Device] = {}
+        gone_by_hardware: dict[str, Device] = {}
         former: list[Place] = []
         every = [found for name in inventory.names() for found in inventory.placed_in(name)]
         async for placed in in_batches(every):
@@ -309,15 +309,15 @@ class Shortfall:
                 place = it.resource, it.device
                 offered[place], seen[place] = it, self._seen.get(place) or it.as_device()
                 former.append(Place(it.hardware, it.device, it.resource, it.ids, it.depends, seen[place]))
-                if it.went and not self._is_open(it, looked) and (it.backend, it.device) not in missing:
-                    behind |= dict.fromkeys(it.hardware, seen[place])
+                if it.went and not self._may_be_there(it, looked) and (it.backend, it.device) not in missing:
+                    gone_by_hardware |= dict.fromkeys(it.hardware, seen[place])
                     if not inventory.is_held(it.hardware):  # else it is listed as Unhealthy
                         missing[it.backend, it.device] = self._gone(it, seen[place], now)
         self._forget(missing, offered, now)
         if list(map(id, offered.values())) != list(map(id, self._offered.values())):
             self.revision += 1
         before, self._missing, self._offered = self._missing, missing, offered
-        self._seen, self._behind, self.former = seen, behind, former
+        self._seen, self._gone_by_hardware, self.former = seen, gone_by_hardware, former
         begun = [it for at, it in missing.items() if it is not before.get(at) and not self._has_been_told(it)]
         ended: list[Missing] = []
         async for over in in_batches([it for at, it in before.items() if at not in missing]):
@@ -345,13 +345,13 @@ class Shortfall:
         """What was offered and is not, with when it went; None if there is nothing to tell of it."""
         if self._inventory.kind(lost.resource) != lost.backend:
             return None  # it is configured no more
-        if self._is_open(lost, looked) or not there.isdisjoint(lost.hardware):
+        if self._may_be_there(lost, looked) or not there.isdisjoint(lost.hardware):
             return lost
         if self._has_gone(lost):
             return lost if lost.went else replace(lost, went=self._wall())
         return None
 
-    def _is_open(self, it: Offered, looked: Container[str]) -> bool:
+    def _may_be_there(self, it: Offered, looked: Container[str]) -> bool:
         """May it be there, though it has not been seen in this run?"""
         return (it.resource, it.device) in self._restored and it.backend not in looked
 
