@@ -170,11 +170,10 @@ class Active(Struct, frozen=True):
         return self.begins if self._waits else None
 
     def leads_to(self, signal: Signal, now: float) -> bool:
-        """Does it count after a delay that the other need not wait for again?
+        """Did this delayed fault count when the other appeared? Then the other counts at once, without a delay of its own.
 
-        What is delayed may be transient: a port that has been down for a minute is none the better for having a link and
-        no subnet manager, although that by itself may last for half a minute. Hardware has recovered when none of it is
-        seen any more.
+        The hardware has not been well in between: a port that was down for a minute has a link now and no subnet manager,
+        which by itself may last for half a minute. Hardware has recovered when none of it is seen any more.
         """
         lasted = self.signal.verdict is signal.verdict is Verdict.DELAYED and counts(self.verdict(now))
         return lasted and self.signal.unless_held <= signal.unless_held
