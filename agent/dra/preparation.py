@@ -407,24 +407,50 @@ class Preparer:
         done = [await self._collect_one(it) for it in missing]
         refused = dict[str, str]()
         adopted = [await self._adopt(*it, refused) for it in lost]
+        in_use = {one.removeprefix(prefix) for cdi in listed.values() for one in cdi if one.startswith(prefix)}
+        left = (it for it in there - recorded.keys() if not any(one.startswith(f"{it}-") for one in in_use))
+        adopted += [await self._collect_unrecorded(uid, refused) for uid in left]
         self._unadopted.tell(refused)
         if all(adopted):
             self.adopted.set()
-        in_use = {one.removeprefix(prefix) for cdi in listed.values() for one in cdi if one.startswith(prefix)}
-        left = (it for it in there - recorded.keys() if not any(one.startswith(f"{it}-") for one in in_use))
-        done += [await self._end_untouched(uid) for uid in left]
         return all(done + adopted)
 
     async def _collect_one(self, claim: ResourceClaim) -> bool:
         try:
-            found = await self._claim(claim.namespace, claim.name)
-        except ApiError as error:
-            if error.status != HTTPStatus.NOT_FOUND:
-                return False
-        else:
-            if not claims.is_over(found, claim.uid, self._driver):
+            if not await self._is_over(claim.uid, claim.namespace, claim.name):
                 return True
+        except ApiError:
+            return False
         return await self._end_untouched(claim.uid)
+
+    async def _collect_unrecorded(self, uid: str, refused: dict[str, str]) -> bool:
+        """End a claim of which there are files alone, or adopt it while a pod has it.
+
+        An admin's access is never recorded, and of others our state may be lost. That the kubelet does not list it proves
+        nothing: one that has begun lists the pods known so far (kubelet contract: A5).
+        """
+        try:
+            if uid in await self._disk.run(self._files.uids):  # else only metadata is left, by a boot
+                if (named := await self._disk.run(partial(self._files.named, uid))) is None:
+                    return True  # nobody can say whether a container is yet to be made from it; a boot removes it
+                if not await self._is_over(uid, *named):
+                    return await self._adopt(*named, refused)
+        except (ApiError, OSError, NoWorkerError):
+            return False
+        return await self._end_untouched(uid)
+
+    async def _is_over(self, uid: str, namespace: str, name: str) -> bool:
+        """Has a claim that the kubelet does not list ended?
+
+        Raises:
+            ApiError: the API server does not say.
+        """
+        try:
+            return claims.is_over(await self._claim(namespace, name), uid, self._driver)
+        except ApiError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return True
+            raise
 
     async def _end_untouched(self, uid: str) -> bool:
         """End a claim, unless the kubelet has called us for it meanwhile."""
