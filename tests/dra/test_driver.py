@@ -267,6 +267,24 @@ async def test_a_claim_that_is_not_recorded_and_ended_while_nobody_served_leaves
     stage.jobs.close()
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_driver_of_another_name_knows_what_pods_have_by_the_one_before(tmp_path: Path, is_lost: bool) -> None:
+    stage = Stage(tmp_path)
+    async with stage.kubelet:
+        async with stage.serving(stage.driver):
+            await stage.admit("p", stage.api.allocate("train", "a"))
+        if is_lost:
+            stage.inventory.unclaim(stage.ledger.unprepared("uid-train"))
+        else:
+            stage.drivers._claims.clear()  # as long as the kubelet does not list the pod
+        other = stage.another_process("other.example.com")
+        async with running(other.run):
+            async with limit():
+                await other.preparer.adopted.wait()
+            assert stage.held() == {"a": "train"}
+    stage.jobs.close()
+
+
 async def lose_a_claim(stage: Stage) -> None:
     """Have a pod get `a` by the claim "train", and our state lost."""
     async with stage.serving(stage.driver):
