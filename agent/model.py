@@ -150,6 +150,8 @@ class Held(Struct, frozen=True, gc=False):
     """`FORGOTTEN` or `TWO_PODS`; empty: all is well."""
     claim: ResourceClaim | None = None
     """For which it was given; it ends when the kubelet unprepares that. None: by an Allocate."""
+    rebooted: bool = False
+    """It was given before the machine's last boot, or perhaps: nodes may have other numbers since, and are the pod's."""
 
     @classmethod
     def of(cls, resource: str, device_id: str, backend: str, device: Device) -> Held:

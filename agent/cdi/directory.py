@@ -179,6 +179,16 @@ def _real(host: Host, node: spec.DeviceNode) -> spec.DeviceNode:
 # --- of ResourceClaims ---
 
 
+class _Claim(msgspec.Struct):
+    name: str
+    namespace: str
+    uid: str
+
+
+class _Metadata(msgspec.Struct):
+    metadata: _Claim
+
+
 class ClaimFiles:
     """The specifications of one driver's claims."""
 
@@ -216,11 +226,11 @@ class ClaimFiles:
         Raises:
             OSError: they cannot be removed.
         """
-        with suppress(FileNotFoundError):
-            shutil.rmtree(self._metadata / uid)
         path = self._host.local(spec.claim_file(self._driver, uid))
         for it in (files.unfinished(path), path):
             it.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # last: without its name, what an end of ours leaves could not be judged
+            shutil.rmtree(self._metadata / uid)
 
     def uids(self) -> frozenset[str]:
         """The claims that have a specification.
@@ -242,6 +252,20 @@ class ClaimFiles:
         with suppress(FileNotFoundError):
             return self.uids() | {it.name for it in self._metadata.iterdir() if UID.fullmatch(it.name)}
         return self.uids()
+
+    def named(self, uid: str) -> tuple[str, str] | None:
+        """A claim's namespace and name, by its metadata; None if there is none that says so.
+
+        Raises:
+            OSError: the metadata cannot be read.
+        """
+        with suppress(FileNotFoundError):
+            for path in sorted((self._metadata / uid).glob("*.json")):
+                with suppress(msgspec.MsgspecError):
+                    said = msgspec.json.decode(files.read(path, _MOST_OF_CLAIM, follow=False), type=_Metadata).metadata
+                    if said.uid == uid:
+                        return said.namespace, said.name
+        return None
 
     def name(self, device: str) -> str:
         """What the runtime is told for a device of a specification."""

@@ -33,6 +33,7 @@ _LEAST: Final = "0.3.0"
 
 _DIGEST: Final = 16  # bytes; with what is before it 41 of the 63 characters that a key's name may have
 
+_OF_CLAIM: Final = re.compile(r"dra\.([^/]+)/claim=.*")
 _OUTSIDE_CLASS: Final = re.compile(r"[^A-Za-z0-9-]")
 _OUTSIDE_NAME: Final = re.compile(r"[^A-Za-z0-9.:-]")
 
@@ -73,6 +74,12 @@ def annotation(resource: str) -> str:
 def claim_kind(driver: str) -> str:
     """The kind of what a DRA driver's claims bring; no resource has it, as theirs begin otherwise."""
     return f"dra.{driver}/claim"
+
+
+def claim_driver(name: str) -> str:
+    """The driver of ours that a claim's device is of, by what the runtime calls the device; empty where it is none of ours."""
+    found = _OF_CLAIM.fullmatch(name)
+    return found[1] if found else ""
 
 
 def claim_file(driver: str, uid: str) -> HostPath:

@@ -169,9 +169,19 @@ class Ledger:
             self._put(_Claim(held, now, now))
         return changed
 
-    def restore(self, kept: Iterable[Held], now: float, *, rebooted: bool = False) -> list[Held]:
-        """Take in what an earlier run of ours had recorded, or an agent before us; it knew better. Returns it as it is now."""
-        restored = [replace(it, pods=Pods(), trouble="") if rebooted and (it.pods or it.trouble) else it for it in kept]
+    def restore(self, kept: Iterable[Held], now: float, *, rebooted: bool | None = False) -> list[Held]:
+        """Take in what an earlier run of ours had recorded, or an agent before us; it knew better. Returns it as it is now.
+
+        Args:
+            kept: the claims.
+            now: monotonic seconds.
+            rebooted: has the machine booted since? None: nobody knows.
+        """
+        restored = list(kept)
+        if rebooted:
+            restored = [replace(it, pods=Pods(), trouble="", rebooted=True) for it in restored]
+        elif rebooted is None:
+            restored = [replace(it, rebooted=True) for it in restored]
         for held in restored:
             self._put(_Claim(held, now, may_run=not rebooted))
         return restored

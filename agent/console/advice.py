@@ -114,10 +114,10 @@ REASONS: Final[Mapping[str, Advice]] = {
         "when the pod has ended, or its own device is back",
     ),
     "node-replaced": Advice(
-        "a pod holds it, and its device node belongs to another device now",
+        "a pod holds it, and its device node belongs to another device now, or its stick has another since it was plugged in again",
         "End the pod: what it was given is not there any more.",
         "fairlead status --pods",
-        "when the pod has ended, or its own device is back",
+        "when the pod has ended, or its own device is back under the old number",
     ),
     "held": Advice(
         "pods hold the same hardware under other IDs, or through another plugin",

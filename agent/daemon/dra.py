@@ -183,7 +183,11 @@ class Dra:
                 record = msgspec.structs.replace(record, kubeconfig=mine.kubeconfig)
             if record is not None and (mine is None or msgspec.structs.replace(record, resources=()) != mine):
                 await self._withdraw(record)
-                record = None
+                left = (
+                    self._record.resources if self._record is not None else ()
+                )  # pods may have unknown claims of these
+                record = msgspec.structs.replace(mine, resources=left) if mine is not None else None
+                self._record = None
             if mine is not None:
                 before, self._record = self._record, record or mine
                 if before not in (None, self._record):
@@ -279,7 +283,6 @@ class Dra:
         if not self._config.uses_dra:
             await self._adopted.wait()
         await self._keep(frozenset())
-        self._record = None
 
     async def _keep(self, offered: frozenset[str]) -> None:
         """Keep of which resources the API server may have devices, or claims that are not known."""

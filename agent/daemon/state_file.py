@@ -99,13 +99,14 @@ class StateKeeper:
     async def restore(self) -> None:
         """Take in what the file says; where it says nothing, all stays as it is (reading it blocks)."""
         kept, now = self._state.read(), self._clock()
-        rebooted = kept.health is not None and kept.health.boot != self._health.boot
+        rebooted = kept.boot != self._health.boot if kept.boot else None
+        another_boot = kept.health is None or kept.health.boot != self._health.boot
         async for batch in in_batches(kept.claims or ()):
             self._inventory.claim(self._ledger.restore(batch, now, rebooted=rebooted))
         if kept.releasing is not None:
             self._releaser.add(kept.releasing)
         if kept.offered is not None:
-            self._shortfall.restore(kept.offered, another_boot=rebooted or kept.health is None)
+            self._shortfall.restore(kept.offered, another_boot=another_boot)
         if kept.history is not None:
             self._history.restore(kept.history)
         if kept.health is not None:
@@ -135,7 +136,9 @@ class StateKeeper:
         """Have the claims, and what is to be undone of ended ones, written; returns when they are, or the disk takes too long."""
         self._claims_changed = True
         if self._is_alone:
-            await self._state.write(claims=self._ledger.held_now(), releasing=self._releaser.pending())
+            await self._state.write(
+                claims=self._ledger.held_now(), releasing=self._releaser.pending(), boot=self._health.boot
+            )
 
     async def write_health(self) -> None:
         """Have what is kept of health written, if it changed; returns when it is, or the disk takes too long."""
@@ -237,6 +240,8 @@ class Kept(msgspec.Struct, frozen=True, omit_defaults=True):
     """What was offered last, and what of it is gone."""
     history: Record | None = None
     """How devices were; a line has only the changes that the lines before it lack."""
+    boot: str | None = None
+    """The machine's boot in which the claims were written."""
 
 
 _PARTS: Final = Kept.__struct_fields__
@@ -322,6 +327,7 @@ class StateFile:
         health: KeptHealth | None = None,
         offered: Collection[Offered] | None = None,
         history: Record | None = None,
+        boot: str | None = None,
         *,
         patience: float | None = None,
     ) -> bool:
@@ -333,6 +339,7 @@ class StateFile:
             health: what is kept of health.
             offered: what was offered last, and what of it is gone.
             history: how devices were.
+            boot: the machine's, with claims.
             patience: the seconds that the disk may take; by default what an Allocate can wait.
 
         Returns:
@@ -348,6 +355,8 @@ class StateFile:
             self._content = structs.replace(self._content, offered=tuple(offered))
         if history is not None:
             self._content = structs.replace(self._content, history=history)
+        if boot is not None and boot != self._content.boot:
+            self._content = structs.replace(self._content, boot=boot)
         self._wanted += 1
         if not self._runs and not self._start_thread():
             return False
@@ -504,7 +513,7 @@ def _contents(data: bytes) -> tuple[Kept, BaseException | None]:
         msgspec.MsgspecError: there is no line of ours.
         _FormatError: a line is of another format.
     """
-    health, offered, history, claims = None, None, None, dict[str, dict[Held, None]]()
+    health, offered, history, boot, claims = None, None, None, None, dict[str, dict[Held, None]]()
     found, broken = False, None
     lines = data.splitlines(keepends=True) or [b""]
     for line in lines:
@@ -516,7 +525,7 @@ def _contents(data: bytes) -> tuple[Kept, BaseException | None]:
             continue
         if said.version not in _READABLE:
             raise _FormatError(f"it has format {said.version}, and this Fairlead reads {_FORMAT}")
-        found, health = True, said.health or health
+        found, health, boot = True, said.health or health, said.boot or boot
         offered = said.offered if said.offered is not None else offered
         history = said.history.after(history) if said.history else history
         for name in _OF_CLAIMS:
@@ -530,4 +539,4 @@ def _contents(data: bytes) -> tuple[Kept, BaseException | None]:
     if broken is not None and not found:
         raise broken
     parts = {name: tuple(part) for name, part in claims.items()}
-    return Kept(**parts, health=health, offered=offered, history=history), broken
+    return Kept(**parts, health=health, offered=offered, history=history, boot=boot), broken

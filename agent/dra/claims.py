@@ -258,14 +258,19 @@ def _mistake(said: Parameters) -> str:
     return ""
 
 
-def is_over(claim: Mapping[str, Any], uid: str, driver: str) -> bool:
-    """Has a claim that the kubelet does not know any more ended: is it another, or reserved for nobody, or without ours?"""
+def is_over(claim: Mapping[str, Any], uid: str, driver: str, had: Iterable[ResourceClaim] = ()) -> bool:
+    """Has a claim that the kubelet does not know any more ended: is it another, or reserved for nobody, or without ours?
+
+    Ours is what the driver allocated, and what the claim `had`: the driver may have had another name then.
+    """
     try:
         found = msgspec.convert(claim, _Claim)
     except msgspec.ValidationError:
         return False
     allocation = found.status.allocation
-    ours = allocation is not None and any(it.driver == driver for it in allocation.devices.results)
+    results = allocation.devices.results if allocation is not None else ()
+    known = {(it.pool, it.device) for it in had}
+    ours = any(it.driver == driver or (it.pool, it.device) in known for it in results)
     return found.metadata.uid != uid or not ours or not found.status.reserved_for
 
 

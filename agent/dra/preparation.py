@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from agent.cdi.directory import UID, ClaimFiles
 from agent.cdi.on_demand import Cdi
+from agent.cdi.spec import claim_driver
 from agent.claims.ledger import Ledger, names_of
 from agent.discovery.sources import boot_id
 from agent.dra import claims
@@ -403,28 +404,56 @@ class Preparer:
         missing = [it for it in recorded.values() if (it.namespace, it.name) not in listed]
         known = {(it.namespace, it.name) for it in recorded.values()}
         prefix = self._files.name("")
-        lost = [it for it, cdi in listed.items() if it not in known and any(one.startswith(prefix) for one in cdi)]
+        of_ours = {it: next(filter(None, map(claim_driver, cdi)), "") for it, cdi in listed.items() if it not in known}
+        lost = [(*it, driver) for it, driver in of_ours.items() if driver]  # which may have had another name
         done = [await self._collect_one(it) for it in missing]
         refused = dict[str, str]()
         adopted = [await self._adopt(*it, refused) for it in lost]
+        in_use = {one.removeprefix(prefix) for cdi in listed.values() for one in cdi if one.startswith(prefix)}
+        left = (it for it in there - recorded.keys() if not any(one.startswith(f"{it}-") for one in in_use))
+        adopted += [await self._collect_unrecorded(uid, refused) for uid in left]
         self._unadopted.tell(refused)
         if all(adopted):
             self.adopted.set()
-        in_use = {one.removeprefix(prefix) for cdi in listed.values() for one in cdi if one.startswith(prefix)}
-        left = (it for it in there - recorded.keys() if not any(one.startswith(f"{it}-") for one in in_use))
-        done += [await self._end_untouched(uid) for uid in left]
         return all(done + adopted)
 
     async def _collect_one(self, claim: ResourceClaim) -> bool:
         try:
-            found = await self._claim(claim.namespace, claim.name)
-        except ApiError as error:
-            if error.status != HTTPStatus.NOT_FOUND:
-                return False
-        else:
-            if not claims.is_over(found, claim.uid, self._driver):
+            had = [it.claim for it in self._house.ledger.prepared(claim.uid) if it.claim is not None]
+            if not await self._is_over(claim.uid, claim.namespace, claim.name, had):
                 return True
+        except ApiError:
+            return False
         return await self._end_untouched(claim.uid)
+
+    async def _collect_unrecorded(self, uid: str, refused: dict[str, str]) -> bool:
+        """End a claim of which there are files alone, or adopt it while a pod has it.
+
+        An admin's access is never recorded, and of others our state may be lost. That the kubelet does not list it proves
+        nothing: one that has begun lists the pods known so far (kubelet contract: A5).
+        """
+        try:
+            if uid in await self._disk.run(self._files.uids):  # else only metadata is left, by a boot
+                if (named := await self._disk.run(partial(self._files.named, uid))) is None:
+                    return True  # nobody can say whether a container is yet to be made from it; a boot removes it
+                if not await self._is_over(uid, *named):
+                    return await self._adopt(*named, self._driver, refused)
+        except (ApiError, OSError, NoWorkerError):
+            return False
+        return await self._end_untouched(uid)
+
+    async def _is_over(self, uid: str, namespace: str, name: str, had: Iterable[ResourceClaim] = ()) -> bool:
+        """Has a claim that the kubelet does not list, and that `had` this, ended?
+
+        Raises:
+            ApiError: the API server does not say.
+        """
+        try:
+            return claims.is_over(await self._claim(namespace, name), uid, self._driver, had)
+        except ApiError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return True
+            raise
 
     async def _end_untouched(self, uid: str) -> bool:
         """End a claim, unless the kubelet has called us for it meanwhile."""
@@ -437,12 +466,12 @@ class Preparer:
                 log.info("claim-collected", uid=uid)
         return True
 
-    async def _adopt(self, namespace: str, name: str, refused: dict[str, str]) -> bool:
+    async def _adopt(self, namespace: str, name: str, driver: str, refused: dict[str, str]) -> bool:
         """Take in a claim that a pod has and that is not recorded: our state was lost. Notes why it is `refused`."""
         try:
             found = await self._claim(namespace, name)
             uid = str(found["metadata"]["uid"])
-            claim = claims.read(found, uid, namespace, name, self._driver)
+            claim = claims.read(found, uid, namespace, name, driver)
             async with self._turn(uid):
                 if uid not in self._touched:
                     self._prepared.add(uid)  # a pod runs with it

@@ -74,7 +74,7 @@ def decide(
 
     def wrong_with(claim: Held, owner: Found) -> Health | None:
         """Why the slot of a pod that has this device, or another in its place, is Unhealthy, however the device is."""
-        if not is_same(claim, owner.device):
+        if not is_same(claim, owner.device) or has_other_nodes(claim, owner.device):
             return replaced(claim, owner.device)
         if claim.claim is not None and selection.is_by_plugin(claim.resource):  # the kubelet would give it to a pod
             return claimed(claim.claim)
@@ -454,7 +454,7 @@ class Holdings:
         groups: defaultdict[tuple[Hashable, ...], list[Held]] = defaultdict(list)
         for it in self.by_slot.values():
             of_whom = it.claim and (it.claim.namespace, it.claim.name)
-            groups[it.resource, it.hardware, it.identity, it.place, it.trouble, of_whom].append(it)
+            groups[it.resource, it.hardware, it.identity, it.place, it.trouble, of_whom, it.rebooted].append(it)
         return list(groups.values())
 
 
@@ -472,12 +472,28 @@ def is_same(claim: Held, device: Device) -> bool:
     """Is this the card that the pod was given? What cannot be seen of it now tells nothing.
 
     Numbers of nodes and of buses are others after a boot, or once it was plugged in again: its place is not.
+    `has_other_nodes` tells what that means for a pod that runs.
     """
     if claim.identity and device.identity and claim.identity not in (device.identity, *device.aliases):
         return False
     if claim.place and device.place:  # of one the other port of a socket (USB 2 and 3) may not be known yet
         return claim.place <= device.place or device.place <= claim.place
     return not claim.hardware or not claim.hardware.isdisjoint(device.hardware)
+
+
+def has_other_nodes(claim: Held, device: Device) -> bool:
+    """Has the pod's own stick other nodes than the pod was given, since it was plugged in again? The pod's lead nowhere.
+
+    Nodes that only went tell nothing: a program that uses the stick itself takes it from its driver, and with it `ttyUSB0`. Nor
+    does another identity: a stick that got its firmware stays the pod's. Hardware that is no stick keeps its nodes' numbers, or
+    has links to them, which a container that starts again follows.
+    """
+    if claim.hardware <= device.hardware or claim.rebooted or claim.identity != device.identity or not claim.identity:
+        return False
+    if not any(name.startswith("usb:") for name in claim.hardware):
+        return False
+    was, now = ({name for name in it.hardware if name.startswith("node:")} for it in (claim, device))
+    return not (was <= now or now <= was)
 
 
 def given_to(claim: Held, at: Mapping[str, Iterable[Found]]) -> list[Found]:

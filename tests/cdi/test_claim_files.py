@@ -81,5 +81,17 @@ def test_what_containers_can_read_lies_there_as_long_as_the_claim(files: ClaimFi
     assert list((tmp_path / "metadata").iterdir()) == []
 
 
+def test_the_metadata_tells_which_claim_it_is_and_nothing_where_it_makes_no_sense(files: ClaimFiles) -> None:
+    files.write(
+        UID,
+        {"x": EDITS},
+        {"gpu": b"{}", "nic": b'{"metadata": {"name": "train", "namespace": "ml", "uid": "%s"}}' % UID.encode()},
+    )
+    assert files.named(UID) == ("ml", "train")
+    files.write("other", {"x": EDITS}, {"gpu": Path(str(files.metadata(UID, "nic"))).read_bytes()})
+    assert files.named("other") is None  # it is another claim's
+    assert files.named("none") is None
+
+
 def test_before_the_first_claim_there_is_no_directory_and_no_claim(files: ClaimFiles) -> None:
     assert files.uids() == frozenset()

@@ -277,7 +277,7 @@ def test_what_a_pod_had_before_a_reboot_is_not_lost_since_nothing_of_it_runs() -
     ledger = Ledger()
     kept = msgspec.structs.replace(X, pods=POD, trouble=FORGOTTEN)
     assert ledger.restore([kept], 0.0) == [kept]
-    assert ledger.restore([kept], 0.0, rebooted=True) == [X]
+    assert ledger.restore([kept], 0.0, rebooted=True) == [msgspec.structs.replace(X, rebooted=True)]
     assert known(ledger, {}, running=LATER, lost=True) == []
 
 

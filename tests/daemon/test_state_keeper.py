@@ -86,6 +86,23 @@ async def test_the_next_run_knows_what_the_last_one_was_told_before_it_lists_any
     assert [it.reason for it in second.health.signals_of("pci:1", 100.0)] == ["drained", "xid-79"]
 
 
+@pytest.mark.parametrize("boots", [[BOOT, BOOT, "boot 2", "boot 2"], [BOOT, "boot 2", "boot 2", "boot 3"]])
+async def test_it_is_known_of_a_claim_whether_it_is_from_before_a_boot(tmp_path: Path, boots: list[str]) -> None:
+    first = await Run(tmp_path, boots[0]).begin()
+    first.ledger.allocate([held("a.example/one", "card", CARD)], 0.0)
+    await first.keeper.write_claims()
+    for boot in boots[1:]:  # each run of the agent
+        run = await Run(tmp_path, boot).begin()
+        assert [it.rebooted for it in run.ledger.held()] == [boot != BOOT]
+
+
+async def test_claims_of_nobody_knows_which_boot_may_be_from_before_this_one(tmp_path: Path) -> None:
+    first = await Run(tmp_path, "").begin()
+    first.ledger.allocate([held("a.example/one", "card", CARD)], 0.0)
+    await first.keeper.write_claims()
+    assert [it.rebooted for it in (await Run(tmp_path).begin()).ledger.held()] == [True]
+
+
 async def test_health_is_written_when_it_changed_and_only_then(tmp_path: Path) -> None:
     run = await Run(tmp_path).begin()
     probe(run.health, 1.0, signal(INFO, hardware="pci:1"))  # the next run will see that itself
@@ -193,7 +210,8 @@ async def test_what_is_kept_of_an_earlier_format_is_claims(tmp_path: Path) -> No
     )
     run = await Run(tmp_path).begin()
     assert [claim.id for claim in run.ledger.held()] == ["x"]
-    assert StateFile(tmp_path).read() == Kept(claims=tuple(run.ledger.held()))
+    await run.keeper.write_claims()
+    assert StateFile(tmp_path).read() == Kept(claims=tuple(run.ledger.held()), releasing=(), boot=BOOT)
 
 
 async def test_how_devices_were_is_kept_though_the_daemon_is_killed_and_each_change_is_written_once(

@@ -153,7 +153,7 @@ class Stage:
     def sick(self, key: str, why: str = "it does not answer") -> None:
         self.inventory.set_health({f"toy:{key}": Health(State.UNHEALTHY, "dead", why)})
 
-    def another_process(self) -> Driver:
+    def another_process(self, name: str = DRIVER) -> Driver:
         backends = {KIND: self.backend}
         allocator = Allocator(self.inventory, backends, self.jobs, self.owners.allocated)
         starter = Starter(self.inventory, self.ledger, backends, self.jobs, self.owners)
@@ -162,7 +162,7 @@ class Stage:
             self.host, self.owners, self.ledger, self.inventory, backends, allocator, starter, cdi,
             self.kubelet.pod_resources_socket, self.counts,
         )  # fmt: skip
-        config = DriverConfig(DRIVER, NODE, self.kubelet.root)
+        config = DriverConfig(name, NODE, self.kubelet.root)
         return Driver(config, house, self.api.get, lambda: self.serves, self.problems, wall=lambda: 1000.0)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -214,6 +215,73 @@ async def test_nothing_is_collected_while_the_kubelet_or_the_api_server_cannot_b
             stage.api.away = ""
             pass_time(10.0)
             await until(lambda: stage.held() == {})
+    stage.jobs.close()
+
+
+async def test_a_kubelet_that_lists_no_pod_yet_costs_no_pod_its_devices(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    async with stage.kubelet:
+        await lose_a_claim(stage)
+        async with stage.serving():
+            await stage.admit("monitor", stage.api.allocate("observe", "a", adminAccess=True))  # has no record, ever
+        stage.inventory.unclaim(stage.ledger.unprepared("uid-train"))
+        there, specs = dict(stage.drivers._claims), stage.files
+        stage.drivers._claims.clear()  # what a kubelet lists that has just begun (kubelet contract: A5)
+        stage.api.away = "https://10.0.0.1: it does not answer"
+        async with stage.serving() as driver:
+            assert stage.files == specs
+            assert not driver.preparer.adopted.is_set()
+            stage.api.away = ""
+            pass_time(10.0)
+            await driver.preparer.adopted.wait()
+            assert stage.files == specs
+            assert stage.held() == {"a": "train"}
+            stage.drivers._claims.update(there)
+            await stage.end("p")
+            await stage.end("monitor")
+            assert (stage.held(), stage.files) == ({}, {})
+    stage.jobs.close()
+
+
+async def test_a_specification_whose_claim_nobody_can_name_stays(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    async with stage.kubelet:
+        await lose_a_claim(stage)
+        stage.drivers._claims.clear()
+        shutil.rmtree(stage.kubelet.root / "plugins" / DRIVER / "dra-device-metadata")
+        async with stage.serving() as driver:
+            await driver.preparer.adopted.wait()
+            assert len(stage.files) == 1
+    stage.jobs.close()
+
+
+async def test_a_claim_that_is_not_recorded_and_ended_while_nobody_served_leaves_nothing(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    async with stage.kubelet:
+        await lose_a_claim(stage)
+        stage.drivers._claims.clear()
+        stage.api.claims["default", "train"]["status"]["reservedFor"] = []
+        async with stage.serving() as driver:
+            await driver.preparer.adopted.wait()
+            assert (stage.held(), stage.files) == ({}, {})
+    stage.jobs.close()
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_driver_of_another_name_knows_what_pods_have_by_the_one_before(tmp_path: Path, is_lost: bool) -> None:
+    stage = Stage(tmp_path)
+    async with stage.kubelet:
+        async with stage.serving(stage.driver):
+            await stage.admit("p", stage.api.allocate("train", "a"))
+        if is_lost:
+            stage.inventory.unclaim(stage.ledger.unprepared("uid-train"))
+        else:
+            stage.drivers._claims.clear()  # as long as the kubelet does not list the pod
+        other = stage.another_process("other.example.com")
+        async with running(other.run):
+            async with limit():
+                await other.preparer.adopted.wait()
+            assert stage.held() == {"a": "train"}
     stage.jobs.close()
 
 

@@ -127,10 +127,12 @@ class Plugging(RuleBasedStateMachine):
 
     @rule(names=st.permutations(range(8)))
     def boot(self, names: list[int]) -> None:
-        """The nodes have other names."""
+        """The nodes have other names, and claims are from before."""
         self.sockets = {
             at: Stick(it.ids, it.number, tuple(names[name] for name in it.names)) for at, it in self.sockets.items()
         }
+        self.claims = {slot: replace(claim, rebooted=True) for slot, claim in self.claims.items()}
+        self.it.claim(self.claims.values())
         self.look()
 
     @rule()
@@ -179,10 +181,13 @@ class Plugging(RuleBasedStateMachine):
             if slot.health.offered:
                 assert slot.device is not None
                 assert (slot.device.identity, slot.device.place) == (claim.identity, claim.place)
+                assert not is_renumbered(claim, slot.device)
             elif (found := self.it.device(claim.slot)) is not None:
                 others = (it.hardware for it in self.claims.values() if it is not claim)
-                assert (found.identity, found.place) != (claim.identity, claim.place) or not found.hardware.isdisjoint(
-                    frozenset[str]().union(*others)
+                assert (
+                    (found.identity, found.place) != (claim.identity, claim.place)
+                    or is_renumbered(claim, found)
+                    or not found.hardware.isdisjoint(frozenset[str]().union(*others))
                 )
 
     @invariant()
@@ -206,6 +211,11 @@ class Plugging(RuleBasedStateMachine):
         for unit, found in sorted(self.units.items(), reverse=True):
             fresh.update(KIND, {unit: found})
         return fresh
+
+
+def is_renumbered(claim: Held, found: Device) -> bool:
+    """Was the pod's stick plugged in again, so that its node is not what the pod was given?"""
+    return claim.resource == STICKS and not claim.rebooted and claim.hardware != found.hardware
 
 
 def shown(it: Inventory, name: str) -> dict[str, tuple[str | None, str, str]]:

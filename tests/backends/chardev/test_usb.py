@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agent.discovery.discoverer import Discoverer
 from agent.inventory.inventory import Inventory
@@ -302,14 +304,57 @@ def test_a_stick_keeps_its_id_elsewhere_but_is_offered_there_only_once_its_pod_h
     assert node.state("0403:6001:A1") == ""
 
 
-def test_a_stick_keeps_its_id_and_its_pod_when_it_is_plugged_in_again(tmp_path: Path) -> None:
-    node = Looked(tmp_path, stick("1-2", 5, serial="A1"), resource())
-    node.hold("0403:6001:A1")
+def test_a_stick_that_is_plugged_in_again_keeps_its_id_and_is_well_again_once_its_pod_has_ended(tmp_path: Path) -> None:
+    node = Looked(tmp_path, stick("1-2", 5, serial="A1"), resource(count=2))
+    held = node.hold("0403:6001:A1::0")
     node.unplug("1-2")
     node.plug("1-2", 6, serial="A1")
     node.look()
+    assert node.listed() == {"0403:6001:A1::0": "usb:1-2", "0403:6001:A1::1": "usb:1-2"}
+    assert node.state("0403:6001:A1::0") == "node-replaced"  # the pod's /dev/bus/usb/001/005 leads nowhere
+    assert node.inventory.slots(NAME)["0403:6001:A1::0"].health.message == (
+        "it is node:c:189:5, usb:1-2 now; the pod that holds it was given node:c:189:4, usb:1-2"
+    )
+    assert node.state("0403:6001:A1::1") == ""
+    node.inventory.unclaim([held])
+    assert node.state("0403:6001:A1::0") == ""
+
+
+def test_a_stick_that_is_plugged_in_again_is_its_pods_where_the_number_is_the_same_or_there_was_a_boot(
+    tmp_path: Path,
+) -> None:
+    tree = stick("1-2", 5, serial="A1") + tty("1-2", "ttyUSB0", "188:0")
+    node = Looked(tmp_path, tree, resource(nodes="tty"))
+    held = node.hold("0403:6001:A1")
+    node.unplug("1-2")
+    (tmp_path / "dev/ttyUSB0").unlink()
+    node.plug("1-2", 6, serial="A1")
+    plant(tmp_path, tty("1-2", "ttyUSB0", "188:0"))
+    node.look()
+    assert node.state("0403:6001:A1") == ""
+    node.unplug("1-2")
+    (tmp_path / "dev/ttyUSB0").unlink()
+    node.plug("1-2", 7, serial="A1")
+    plant(tmp_path, tty("1-2", "ttyUSB1", "188:1"))
+    node.look()
+    assert node.state("0403:6001:A1") == "node-replaced"
+    node.inventory.claim([replace(held, rebooted=True)])
+    assert node.state("0403:6001:A1") == ""
+
+
+def test_a_stick_that_its_pod_takes_from_its_driver_is_as_well_as_before(tmp_path: Path) -> None:
+    node = Looked(tmp_path, stick("1-2", 5, serial="A1") + tty("1-2", "ttyUSB0", "188:0"), resource(nodes="all"))
+    node.hold("0403:6001:A1")
+    shutil.rmtree(next((tmp_path / "sys" / directory("1-2")).glob("1-2:1.0")))
+    (tmp_path / "dev/ttyUSB0").unlink()
+    node.look()
     assert node.listed() == {"0403:6001:A1": "usb:1-2"}
     assert node.state("0403:6001:A1") == ""
+
+
+def test_another_stick_at_the_port_of_one_that_a_pod_has_is_another_device(tmp_path: Path) -> None:
+    node = Looked(tmp_path, stick("1-2", 5, serial="A1"), resource())
+    node.hold("0403:6001:A1")
     node.unplug("1-2")
     node.plug("1-2", 7, serial="A2")
     node.look()

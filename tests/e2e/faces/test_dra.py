@@ -183,6 +183,31 @@ async def test_what_a_pod_has_by_a_claim_is_offered_by_no_device_plugin_though_o
         await until(lambda: node.kubelet.resources[WIDGET].healthy == {"w1", "w2"})
 
 
+async def test_a_resource_changes_its_api_with_the_drivers_name_only_once_all_claims_of_pods_are_known(
+    node: Node, server: ApiServer
+) -> None:
+    node.mknod("w1", "w2", "o1")
+    node.kubelet.serves_dra = True
+    await node.kubelet.restart()
+    async with agent(node, claimed(), claimed(OTHER, "/dev/o*"), dra(server, node)):
+        await offers(server, "dev-w1", "dev-w2")
+        await until(lambda: "fairlead.dev" in node.kubelet.drivers.instances)
+        await node.kubelet.drivers.admit("mine", [await allocated(server, "mine", "dev-w1")])
+    for file in node.state.glob("state*"):
+        file.unlink()
+    node.unlink("w1")
+    renamed = f'{dra(server, node)}driver = "other.dev"\n'
+    async with agent(node, chardev(), claimed(OTHER, "/dev/o*"), renamed) as it:
+        await it.says("claim-not-adopted")
+        await until(lambda: {it["spec"]["driver"] for it in server.objects.slices.values()} == {"other.dev"})
+        node.mknod("o2")
+        await offers(server, "dev-o1", "dev-o2", resource=OTHER)
+        assert not node.kubelet.streams(WIDGET)
+        node.mknod("w1")
+        await node.registered(WIDGET)
+        assert node.kubelet.resources[WIDGET].healthy == {"w2"}
+
+
 async def test_a_node_that_is_installed_in_another_way_goes_on_with_the_slices_that_it_has(
     node: Node, server: ApiServer
 ) -> None:
