@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -34,4 +35,10 @@ def growth(prepare: Callable[[int], Callable[[], object]], size: int) -> float:
         prepare: makes what is needed for a size, which is not counted, and returns the call that is.
         size: the smaller one.
     """
-    return work(prepare(4 * size)) / work(prepare(size))
+    large, small = prepare(4 * size), prepare(size)
+    gc.collect()
+    gc.disable()  # else what an earlier test left behind may be finalized in the call, and count
+    try:
+        return work(large) / work(small)
+    finally:
+        gc.enable()

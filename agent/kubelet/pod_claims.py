@@ -43,7 +43,7 @@ from agent.model import Held, SlotKey
 from agent.runtime import pacing
 from agent.runtime.pacing import Backoff, Doorbell
 from agent.runtime.problems import Problems, Trouble
-from agent.runtime.workers import BATCH, NoWorkerError, Workers, in_batches, in_slices
+from agent.runtime.workers import NoWorkerError, Workers, in_batches, in_slices
 
 IDLE: Final = 60.0
 """Seconds between two questions while nothing happens."""
@@ -111,13 +111,14 @@ class PodClaims:
         self._ledger, self._inventory, self._node = ledger, inventory, node
         self._socket = pod_resources
         self._tracer = Tracer(inventory)
-        self._traces: dict[SlotKey, Answer] = {}
-        """Of claims whose hardware is not known."""
+        self._traces: dict[SlotKey, Answer] = {}  # of claims whose hardware is not known
         self._traced_at = -1  # the inventory's revision
-        self._seen: tuple[Checkpoint | None, int] = None, -1
-        """The checkpoint that a list was held against, and the inventory's revision then."""
+        self._seen: tuple[Checkpoint | None, int] = (
+            None,
+            -1,
+        )  # what a list was held against, and the inventory's revision
+        # of resources that are not ours: the last answer for these IDs, and what the container got
         self._foreign: dict[tuple[str, tuple[str, ...]], tuple[bytes, Trace]] = {}
-        """Of resources that are not ours: the last answer for these IDs, and what the container got."""
         self._clock = clock
         self._plugin_dir, self._sys = plugin_dir, sys
         self._workers = Workers("cgroups", limit=2)
@@ -126,16 +127,15 @@ class PodClaims:
         self._indexed: Checkpoint | None = None
         self._compared: Checkpoint | None = None  # the checkpoint that the claims were held against
         self._record: tuple[object, frozenset[str]] = (None, frozenset())  # which kubelet, and pods in its checkpoint
-        self._lost = Pods()
-        """Whom the record before had, where the kubelet has begun with another; the claims were not held against it yet."""
+        self._lost = (
+            Pods()
+        )  # whom the record before had, where a kubelet has begun with another that was not compared yet
         self._asked_about: frozenset[str] = frozenset()  # the resources that were ours when both had been asked
-        self._unrecorded = ""
-        """A resource of which a pod holds what the checkpoint lacks: a kubelet that begins with it gives that away (A11.1)."""
+        self._unrecorded = ""  # of what a pod holds what the checkpoint lacks: the next kubelet gives that away (A11.1)
         self._had_written: tuple[Version | None] | None = None  # the checkpoint that lay there when that was seen
         self._resent_at: tuple[Version | None] | None = None  # the checkpoint that lay there when lists were sent again
         self._pause = Backoff(_WHILE_ENDING, IDLE)
-        self._asking = asyncio.Lock()
-        self._adopting = asyncio.Lock()
+        self._asking, self._adopting = asyncio.Lock(), asyncio.Lock()
         self._allocated = Doorbell()
         self._silent = {name: _silence_of(name, problems or Problems()) for name in (_CHECKPOINT, _PODRESOURCES)}
         self.being_given: set[SlotKey] = set()
@@ -378,14 +378,17 @@ class PodClaims:
             self._allocated.set()
         if checkpoint is not None and running is not None:
             lost = not had.isdisjoint(running)  # whom it lacks may have ended before it began, while we stood still
-        entries = checkpoint.entries if checkpoint and looks else ()
-        served = {(it.pod_uid, it.container, it.resource): it.ids for it in entries}
-        changed: list[Held] = []
-        async for batch in in_batches(slots):
-            changed += self._ledger.known(self._given, shown, running, served=served, lost=lost, sure=sure, slots=batch)
-        if changed:
-            self._node.adopted(changed)
-            self._node.claims_settled()
+        served = checkpoint.served() if checkpoint and looks else {}
+        known = partial(self._ledger.known, self._given, shown, running, served=served, lost=lost, sure=sure)
+        has_changed = False
+        try:
+            async for batch in in_batches(slots):
+                if changed := known(slots=batch):
+                    self._node.adopted(changed)
+                    has_changed = True
+        finally:  # a first list that stops waiting cancels this: what was done so far counts
+            if has_changed:
+                self._node.claims_settled()
 
     async def _index_now(self) -> None:
         """Have the index of the checkpoint that lies there at this moment, if it can be read."""
@@ -447,7 +450,7 @@ class PodClaims:
                 if ended := self._ledger.checkpoint(present, version, batch):
                     self._node.released(ended)
                     over += ended
-        finally:  # a first list that stops waiting cancels this: what was done so far counts
+        finally:  # as above
             if over:
                 log.info("claims-ended", count=len(over), slots=names_of(held.slot for held in over))
                 self._node.claims_settled()
@@ -548,7 +551,7 @@ class PodClaims:
             self._silent[_PODRESOURCES].report_once(str(error))
             return None
         self._silent[_PODRESOURCES].healed()
-        now = await _holders(pods)
+        now = await witnesses.holders(pods)
         before = self.holders
         present = set(
             now
@@ -590,11 +593,3 @@ def _claimants(pods: Iterable[PodDevices], held: Iterable[Held]) -> Iterator[tup
     for it in held if by_claim else ():
         if it.claim is not None:
             yield from ((it, who) for who in by_claim.get((it.claim.namespace, it.claim.name), ()))
-
-
-async def _holders(pods: Iterable[PodDevices]) -> dict[SlotKey, tuple[PodDevices, ...]]:
-    holders: defaultdict[SlotKey, tuple[PodDevices, ...]] = defaultdict(tuple)
-    async for batch in in_batches(((it, device_id) for it in pods for device_id in it.ids), 10 * BATCH):
-        for entry, device_id in batch:
-            holders[entry.resource, device_id] += (entry,)
-    return dict(holders)

@@ -35,7 +35,7 @@ from agent.kubelet.client import Channel
 from agent.kubelet.wire import SENSELESS, Encoded, PodDevices, allocatable_devices, messages, pod_devices, strings
 from agent.model import SlotKey
 from agent.runtime import pacing
-from agent.runtime.workers import NoWorkerError, Workers, in_slices
+from agent.runtime.workers import BATCH, NoWorkerError, Workers, in_batches, in_slices
 from backends.linux import files
 
 ANSWER_BYTES: Final = 16 << 20
@@ -140,6 +140,15 @@ def _refusal(socket: Path, error: GRPCError) -> str:
     return f"the kubelet at {socket} refused to list its pods' devices: {error.message or error.status.name}"
 
 
+async def holders(pods: Iterable[PodDevices]) -> dict[SlotKey, tuple[PodDevices, ...]]:
+    """Slot → the containers that have it, of what podresources says."""
+    found: defaultdict[SlotKey, tuple[PodDevices, ...]] = defaultdict(tuple)
+    async for batch in in_batches(((it, device_id) for it in pods for device_id in it.ids), 10 * BATCH):
+        for entry, device_id in batch:
+            found[entry.resource, device_id] += (entry,)
+    return dict(found)
+
+
 # --- the checkpoint ---
 
 
@@ -186,6 +195,10 @@ class Checkpoint(Struct, frozen=True):
     entries: tuple[CheckpointEntry, ...]
     held: Mapping[str, Set[str]]
     """Resource → the IDs that containers have."""
+
+    def served(self) -> dict[tuple[str, str, str], tuple[str, ...]]:
+        """UID of a pod, container and resource → the IDs that the container has of it."""
+        return {(it.pod_uid, it.container, it.resource): it.ids for it in self.entries}
 
 
 class _Entry(msgspec.Struct, rename="pascal"):
