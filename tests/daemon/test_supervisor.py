@@ -40,7 +40,7 @@ from backends.base import (
 )
 from backends.chardev import CharDevOptions, PathOption
 from backends.stub import StubDevice, StubOptions
-from tests.daemon.node import NEVER, TOY, Node, come_of_age, ended, hurry, pod, toys
+from tests.daemon.node import NEVER, TOY, Node, come_of_age, ended, hurry, pod, serving_of, toys
 from tests.kubelet.test_rivals import rival
 from tests.nodes import make_node
 from tests.wait import limit, settled, until
@@ -218,7 +218,7 @@ async def test_a_pod_that_is_refused_reads_why(node: Node) -> None:
     await node.kubelet.start()
     async with node.running(toys(1)) as agent:
         await node.has(TOY, healthy=1)
-        agent._serving.plugins[TOY].publish = lambda snapshot, since=None: None  # type: ignore[method-assign]  # the kubelet is not told
+        serving_of(agent).plugins[TOY].publish = lambda snapshot, since=None: None  # type: ignore[method-assign]  # the kubelet is not told
         node.say("stub-0 unhealthy It is on fire.")
         await until(lambda: (slot := agent.inventory.slot(TOY, "stub-0")) is not None and not slot.health.offered)
         status = await node.kubelet.admit(pod())
@@ -338,17 +338,19 @@ async def test_a_retired_name_that_is_back_waits_for_its_old_server(
         began(agent, held)
         await node.has(OTHER, healthy=0, unhealthy=1)
         for _ in range(3):
-            old = agent._serving.registrars[OTHER]
+            old = serving_of(agent).registrars[OTHER]
             old.plugin.allocating = 1  # an Allocate under way keeps the old server
             over(agent, held)
-            await until(lambda: len(agent._serving.registrars) == 1)
+            await until(lambda: len(serving_of(agent).registrars) == 1)
             began(agent, held)
             await settled()
             assert old.plugin.streaming
-            assert len(agent._serving.registrars) == 1
+            assert len(serving_of(agent).registrars) == 1
             old.plugin.allocating = 0
             old.plugin.on_call()
-            await until(lambda: len(agent._serving.registrars) == 2 and agent._serving.registrars[OTHER].registered)
+            await until(
+                lambda: len(serving_of(agent).registrars) == 2 and serving_of(agent).registrars[OTHER].registered
+            )
             await node.has(OTHER, healthy=0, unhealthy=1)
     assert most == 1
 
@@ -356,7 +358,7 @@ async def test_a_retired_name_that_is_back_waits_for_its_old_server(
 async def test_a_retired_name_that_is_back_does_not_overtake_the_end_of_its_old_stream(node: Node) -> None:
     """However late the kubelet deals with it: else it would forget the new client, and not miss it when it is gone (A2)."""
     node.kubelet = SimulatedKubelet(node.root / "k", disconnect_delay=0.1)
-    node.kubelet.subscribe(node._note_list)
+    node.kubelet.subscribe(node.note_list)
     missed: list[str] = []
     node.kubelet.subscribe(lambda it: missed.append(it.resource) if it.kind is Kind.DISCONNECTED else None)
     await node.kubelet.start()
@@ -366,7 +368,7 @@ async def test_a_retired_name_that_is_back_does_not_overtake_the_end_of_its_old_
         began(agent, held)
         await node.has(OTHER, healthy=0, unhealthy=1)
         over(agent, held)
-        await until(lambda: len(agent._serving.registrars) == 1)
+        await until(lambda: len(serving_of(agent).registrars) == 1)
         began(agent, held)
         await until(lambda: node.kubelet.registrations[OTHER] == 2)
         await node.has(OTHER, healthy=0, unhealthy=1)
@@ -737,7 +739,7 @@ async def test_it_can_be_cancelled_at_any_moment(node: Node) -> None:
         await ended(task)
         assert task.cancelled()
         assert node.sockets() == []
-        node._listed.clear()
+        node.listed.clear()
         turns += 1 + turns // 3
 
 

@@ -673,7 +673,7 @@ class _Stalling(RegistrationBase):
 
     def __del__(self) -> None:
         if hasattr(self, "client"):
-            self.client._sock.close()
+            self.client.sock.close()
 
 
 # --- our own socket ---
