@@ -200,26 +200,16 @@ async def hold_one(node: Node, *resources: Resource[Any]) -> str:
     return device_id
 
 
-async def test_a_tombstone_is_rebuilt_from_our_own_state(node: Node) -> None:
+@pytest.mark.parametrize("lost", ["k/device-plugins/kubelet_internal_checkpoint", "state/state.json"])
+async def test_a_tombstone_is_rebuilt_from_our_own_state_or_the_checkpoint_alone(node: Node, lost: str) -> None:
     await node.kubelet.start()
     device_id = await hold_one(node, toys())
     await node.kubelet.stop()
-    (node.kubelet.plugin_dir / "kubelet_internal_checkpoint").rename(node.root / "aside")
+    (node.root / lost).rename(node.root / "aside")
     async with node.running(toys()):
         await until(lambda: bool(node.sockets()))
-        (node.root / "aside").rename(node.kubelet.plugin_dir / "kubelet_internal_checkpoint")
-        await node.kubelet.start()
-        await node.has(TOY, healthy=2, unhealthy=1)
-        assert node.kubelet.resources[TOY].unhealthy == {device_id}
-
-
-async def test_a_tombstone_is_rebuilt_from_the_checkpoint_alone(node: Node) -> None:
-    await node.kubelet.start()
-    device_id = await hold_one(node, toys())
-    await node.kubelet.stop()
-    (node.state / "state.json").unlink()
-    async with node.running(toys()):
-        await until(lambda: bool(node.sockets()))
+        if not lost.startswith("state"):  # the kubelet itself still knows
+            (node.root / "aside").rename(node.root / lost)
         await node.kubelet.start()
         await node.has(TOY, healthy=2, unhealthy=1)
         assert node.kubelet.resources[TOY].unhealthy == {device_id}
