@@ -40,7 +40,7 @@ from backends.base import (
     Verdict,
 )
 from tests.daemon.conftest import node_alone
-from tests.daemon.node import NEVER, Node, pod
+from tests.daemon.node import NEVER, Node, pod, put_in_force, serving_of
 from tests.fakes import FakeOptions
 from tests.wait import limit, until
 
@@ -246,7 +246,7 @@ class Chaos:
         self.configuration = self.dice.choice(CONFIGURATIONS)
         difference = compare(self.agent.config, self.node.config(*self.configuration))
         made = {KIND: Cards(self.world, self.configuration)} if difference.kinds else {}
-        await self.agent._swap.apply(Change(difference, made))
+        await put_in_force(self.agent, Change(difference, made))
 
     async def an_operator_drains(self) -> None:
         hardware = [f"c:{self.dice.choice(PLACES)}"]
@@ -257,7 +257,7 @@ class Chaos:
         )
 
     def a_connection_breaks(self) -> None:
-        if registrars := list(self.agent._serving.registrars.values()):
+        if registrars := list(serving_of(self.agent).registrars.values()):
             self.dice.choice(registrars)._server.reset_connections()
 
     def the_disk_stands_still(self) -> None:

@@ -14,8 +14,11 @@ import pytest
 
 from agent.claims import ledger
 from agent.config import AgentConfig, Config
+from agent.daemon import reload
+from agent.daemon.serving import Serving
 from agent.daemon.supervisor import Agent
 from agent.discovery.backend_answers import make_backends
+from agent.discovery.sources import Emitted
 from agent.kubelet import pod_claims
 from agent.runtime.pacing import Clock
 from agent.runtime.watchdog import Notifier
@@ -50,8 +53,8 @@ class Node:
             (root / name).mkdir(parents=True)
         self.host = Host.below(root)
         self.kubelet = SimulatedKubelet(root / "k")
-        self.kubelet.subscribe(self._note_list)
-        self._listed: dict[str, bool] = {}  # of each stream that the agent of now has: has a list come?
+        self.kubelet.subscribe(self.note_list)
+        self.listed: dict[str, bool] = {}  # of each stream that the agent of now has: has a list come?
         self.ours = self.kubelet.plugin_dir / "fairlead"
         self._passed = 0.0
         self.clock, self.wall = self._later(time.monotonic), self._later(time.time)
@@ -101,15 +104,15 @@ class Node:
         try:
             yield agent
         finally:
-            self._listed.clear()  # the kubelet may be late to notice the end, and then goes on showing the last lists
+            self.listed.clear()  # the kubelet may be late to notice the end, and then goes on showing the last lists
             await ended(task)
             assert task.cancelled() or task.exception() is None
 
-    def _note_list(self, change: Change) -> None:
+    def note_list(self, change: Change) -> None:
         if change.kind is Kind.STREAM_OPENED:
-            self._listed[change.resource] = False
-        elif change.kind is Kind.LIST and change.resource in self._listed:
-            self._listed[change.resource] = True
+            self.listed[change.resource] = False
+        elif change.kind is Kind.LIST and change.resource in self.listed:
+            self.listed[change.resource] = True
 
     def say(self, *lines: str) -> None:
         """Write the stub's file, as an editor does."""
@@ -136,15 +139,30 @@ class Node:
             view is not None
             and (len(view.healthy), len(view.unhealthy)) == (healthy, unhealthy)
             and self.kubelet.streams(name) == 1
-            and self._listed.get(name, False)  # else the view is that of an earlier stream
+            and self.listed.get(name, False)  # else the view is that of an earlier stream
         )
 
     async def has(self, name: str, *, healthy: int, unhealthy: int = 0) -> None:
         await until(
             lambda: self.shows(name, healthy=healthy, unhealthy=unhealthy),
             f"the kubelet has {healthy} healthy and {unhealthy} unhealthy of {name} in one stream",
-            lambda: (self.kubelet.resources.get(name), self.kubelet.streams(name), self._listed),
+            lambda: (self.kubelet.resources.get(name), self.kubelet.streams(name), self.listed),
         )
+
+
+def hear(agent: Agent, record: Emitted) -> None:
+    """Tell the agent what the kernel would: a pretend node has no kernel that tells it of PCI functions."""
+    agent._discovery.take(record)
+
+
+async def put_in_force(agent: Agent, change: reload.Change) -> None:
+    """Reload with backends that are made by a test."""
+    await agent._swap.apply(change)
+
+
+def serving_of(agent: Agent) -> Serving:
+    """What serves the agent's resources."""
+    return agent._serving
 
 
 async def ended(task: asyncio.Future[None]) -> None:

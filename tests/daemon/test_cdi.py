@@ -17,7 +17,7 @@ from agent.simulation.model import Phase
 from backends.base import Resource, ResourceSpec
 from backends.chardev import CharDevOptions, PathOption
 from tests.cdi.runtime import container, specs
-from tests.daemon.node import NEVER, Node, come_of_age, hurry, pod
+from tests.daemon.node import NEVER, Node, come_of_age, hurry, pod, put_in_force
 from tests.nodes import make_node
 from tests.wait import settled, until
 
@@ -75,7 +75,7 @@ async def test_a_resource_that_a_reload_has_handed_out_by_name_is_specified_thou
     async with node.running(replace(PORTS, spec=replace(PORTS.spec, edits="inline"))) as agent:
         await node.has(PORT, healthy=1)
         difference = Difference(node.config(PORTS), changed=(PORT,), kinds=frozenset({"chardev"}))
-        await agent._swap.apply(Change(difference, make_backends(node.host, [PORTS])))
+        await put_in_force(agent, Change(difference, make_backends(node.host, [PORTS])))
         await until(lambda: known(node) == {"ttyUSB0"})
 
 

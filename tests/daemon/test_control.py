@@ -18,7 +18,7 @@ from agent.history import recorder
 from agent.model import Health, ResourceClaim, Slot, Snapshot, State
 from agent.model import Held as Claimed
 from backends.base import Clears, Discovery, Signal, Verdict
-from tests.daemon.node import TOY, Node, pod, toys
+from tests.daemon.node import TOY, Node, hear, pod, serving_of, toys
 from tests.daemon.test_supervisor_health import CARDS, Cards, cards, xid
 from tests.fakes import device
 from tests.wait import until, until_told
@@ -33,7 +33,7 @@ async def test_a_resource_is_shown_with_its_devices_and_their_place(node: Node) 
     async with node.running(toys(2)) as agent:
         await node.has(TOY, healthy=2)
         await until(
-            lambda: agent._serving.registrars[TOY].registered
+            lambda: serving_of(agent).registrars[TOY].registered
         )  # the kubelet may have the list before it answers the registration
         resource = await shown(agent)
         assert (resource.backend, resource.registered, resource.streaming, resource.complaint) == (
@@ -183,7 +183,7 @@ async def test_a_devices_ids_stand_together_by_their_state() -> None:
 async def test_what_is_awaited_is_said(tmp_path_factory: pytest.TempPathFactory) -> None:
     node = Node(tmp_path_factory.mktemp("n"))
     async with node.running(toys(1)) as agent:
-        await until(lambda: "kubelet.sock" in agent._serving.waiting_for)
+        await until(lambda: "kubelet.sock" in serving_of(agent).waiting_for)
         status = await agent.control.status()
         assert not status.kubelet.present
         assert (status.resources[0].registered, status.resources[0].streaming) == (False, False)
@@ -207,7 +207,7 @@ async def test_a_drain_names_its_ids_and_those_that_pods_keep(node: Node) -> Non
         assert drained.ids == ("card 0::0", "card 0::1")
         await node.has(CARDS, healthy=2, unhealthy=2)
         assert len((await agent.control.drain("pci:1", "", None)).held) + len(drained.held) == 1
-        agent._discovery.take(xid())
+        hear(agent, xid())
         again = await agent.control.drain("card 0", "the fan", None)
         assert again.besides == ("xid-79",)
         explained = await agent.control.explain("card 0")
@@ -256,7 +256,7 @@ async def test_events_and_replies_name_a_device_as_a_person_does_also_once_it_ha
 async def test_what_has_ended_is_told_with_when_it_was_and_what_ended_it(node: Node) -> None:
     async with node.running(cards(), backends={"cards": Cards()}) as agent:
         await node.has(CARDS, healthy=4)
-        agent._discovery.take(xid())
+        hear(agent, xid())
         await node.has(CARDS, healthy=2, unhealthy=2)
         await until_told(lambda: agent.control.history("card 0"), lambda it: it.periods[-1].reason == "xid-79")
         assert (await agent.control.explain("card 0")).fault is None  # it has not ended

@@ -8,7 +8,7 @@ import pytest
 
 from agent.kubelet import plugin
 from agent.simulation.model import Phase
-from tests.daemon.node import TOY, Node, pod, toys
+from tests.daemon.node import TOY, Node, pod, serving_of, toys
 from tests.wait import settled, until
 
 
@@ -52,7 +52,7 @@ async def test_what_a_pod_was_given(node: Node) -> None:
 async def test_what_a_pod_was_refused(node: Node) -> None:
     async with node.running(toys(1)) as agent:
         await node.has(TOY, healthy=1)
-        agent._serving.plugins[TOY].publish = lambda snapshot, since=None: None  # type: ignore[method-assign]
+        serving_of(agent).plugins[TOY].publish = lambda snapshot, since=None: None  # type: ignore[method-assign]
         node.say("stub-0 unhealthy It is on fire.")
         await until(lambda: (slot := agent.inventory.slot(TOY, "stub-0")) is not None and not slot.health.offered)
         assert (await node.kubelet.admit(pod())).phase is Phase.FAILED

@@ -14,10 +14,10 @@ from agent.daemon.event_log import Events
 from tests.wait import limit, until
 
 
-def noted(line: dict[str, Any]) -> Event:
+async def noted(line: dict[str, Any]) -> Event:
     events = Events(wall=lambda: 7.0)
     events.note(line)
-    return events._kept[0]
+    return await anext(events.watch(1, follow=False))
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,14 @@ def noted(line: dict[str, Any]) -> Event:
     ],
     ids=lambda it: it["event"] if isinstance(it, dict) else "",
 )  # fmt: skip
-def test_a_line_is_an_event(line: dict[str, Any], expected: Event) -> None:
-    assert noted(line) == expected
+async def test_a_line_is_an_event(line: dict[str, Any], expected: Event) -> None:
+    assert await noted(line) == expected
 
 
-def test_what_libraries_log_is_no_event() -> None:
+async def test_what_libraries_log_is_no_event() -> None:
     events = Events()
     events.note({"event": "Unhandled exception", "logger": "asyncio"})
-    assert not events._kept
+    assert await seen(events, 1) == []
 
 
 async def seen(events: Events, last: int) -> list[int]:
@@ -140,7 +140,7 @@ def test_a_thread_may_log_while_the_loop_closes() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "call_soon_threadsafe", closed)
         events.note({"event": "x"})
-    assert len(events._kept) == 1
+    assert loop.run_until_complete(seen(events, 1)) == [1]
     watching.cancel()
     with pytest.raises(asyncio.CancelledError):
         loop.run_until_complete(watching)

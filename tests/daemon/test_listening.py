@@ -31,7 +31,7 @@ from backends.base import (
     Verdict,
     Watches,
 )
-from tests.daemon.node import Node
+from tests.daemon.node import Node, put_in_force
 from tests.wait import pass_time, until
 
 CARDS = "example.com/card"
@@ -217,7 +217,7 @@ async def test_a_library_that_hangs_hinders_neither_a_reload_nor_the_end(
         monkeypatch.setattr(sources, "SILENCE", 0.0)
         await until(lambda: "no sign of life" in _why(agent))
         monkeypatch.setattr(sources, "SILENCE", 3600.0)
-        await agent._swap.apply(Change(Difference(agent.config), {"cards": other}))
+        await put_in_force(agent, Change(Difference(agent.config), {"cards": other}))
         other.told.put(xid(1))
         await until(lambda: bad(agent) == ["card 1"])
         assert not hanging.ended.is_set()

@@ -18,7 +18,7 @@ from tests.backends.rdma_trees import adapter
 from tests.backends.trees import plant
 from tests.backends.vfio import vfio_node
 from tests.backends.vfio.vfio_node import BUS, GPU, SOUND, gpu, sound
-from tests.daemon.node import Node
+from tests.daemon.node import Node, hear
 
 H100, HCA, SPARE = "0000:5e:00.0", "0000:86:00.0", "0000:af:00.0"
 H100S = gpus.resource("nvidia.com/gpu", select={"address": (H100,)})
@@ -62,13 +62,13 @@ async def test_whoever_has_a_function_it_is_unhealthy_until_it_has_been_recovere
                 continue
             for other in resources:
                 await node.has(other.name, healthy=1)
-            agent._discovery.take(recovery(address, "BEGIN_RECOVERY"))
-            agent._discovery.take(recovery(address, "FAILED_RECOVERY"))
+            hear(agent, recovery(address, "BEGIN_RECOVERY"))
+            hear(agent, recovery(address, "FAILED_RECOVERY"))
             for other in resources:
                 await node.has(other.name, healthy=int(other is not resource), unhealthy=int(other is resource))
             both = [(f"pci:{address}", reason) for reason in ("pci-recovery", "pci-recovery-failed")]
             assert latched(agent) == both, "each once, however many backends were told"
-            agent._discovery.take(recovery(address, "SUCCESSFUL_RECOVERY"))
+            hear(agent, recovery(address, "SUCCESSFUL_RECOVERY"))
             await node.has(resource.name, healthy=1)
             assert latched(agent) == []
 
@@ -76,9 +76,9 @@ async def test_whoever_has_a_function_it_is_unhealthy_until_it_has_been_recovere
 async def test_what_nobody_has_harms_nobody(node: Node) -> None:
     async with node.running(T4S, backends=made(node, T4S)) as agent:
         await node.has(T4S.name, healthy=1)
-        agent._discovery.take(recovery(SPARE, "FAILED_RECOVERY"))
+        hear(agent, recovery(SPARE, "FAILED_RECOVERY"))
         assert latched(agent) == [(f"pci:{SPARE}", "pci-recovery-failed")]
-        agent._discovery.take(recovery(GPU, "FAILED_RECOVERY"))
+        hear(agent, recovery(GPU, "FAILED_RECOVERY"))
         await node.has(T4S.name, healthy=0, unhealthy=1)
-        agent._discovery.take(recovery(GPU, "SUCCESSFUL_RECOVERY"))
+        hear(agent, recovery(GPU, "SUCCESSFUL_RECOVERY"))
         await node.has(T4S.name, healthy=1)

@@ -39,7 +39,7 @@ from backends.base import (
     Verdict,
     Watches,
 )
-from tests.daemon.node import Node, ended, pod
+from tests.daemon.node import Node, ended, hear, pod, put_in_force, serving_of
 from tests.wait import settled, until
 
 CARDS = "example.com/card"
@@ -144,19 +144,6 @@ async def test_all_slots_on_hardware_that_fails_change_in_one_message(node: Node
         assert healthy == [2]
 
 
-async def test_a_drained_device_gets_no_pod_and_keeps_those_it_has_until_it_is_undrained(node: Node) -> None:
-    async with node.running(cards(), backends={"cards": Cards()}) as agent:
-        await node.has(CARDS, healthy=4)
-        await node.kubelet.admit(pod("before", 4, CARDS))
-        await agent.node.drain(await agent.node.find("card 0"), "replacing the fan")
-        assert [drain["reason"] for drain in kept(node)["drains"]] == ["replacing the fan"]
-        await node.has(CARDS, healthy=2, unhealthy=2)
-        assert (await node.kubelet.admit(pod("after", 1, CARDS))).phase is Phase.FAILED
-        assert await agent.node.undrain(await agent.node.find("card 0")) == ("drained",)
-        await node.has(CARDS, healthy=4)
-        assert kept(node)["drains"] == []
-
-
 async def test_a_drain_ends_by_itself(node: Node) -> None:
     async with node.running(cards(), backends={"cards": Cards()}) as agent:
         await node.has(CARDS, healthy=4)
@@ -181,7 +168,7 @@ async def test_a_drain_that_has_ended_before_it_began_is_refused(node: Node) -> 
 async def test_what_was_drained_or_latched_is_never_healthy_after_a_restart(node: Node) -> None:
     async with node.running(cards(), backends={"cards": Cards()}) as agent:
         await node.has(CARDS, healthy=4)
-        agent._discovery.take(xid())
+        hear(agent, xid())
         await agent.node.drain(["pci:1"], "the fan")
         await node.has(CARDS, healthy=0, unhealthy=4)
     with lists(node) as healthy:
@@ -213,8 +200,8 @@ async def test_what_was_unhealthy_after_a_delay_is_so_from_the_first_list_of_a_r
             assert agent.node.health.of("pci:0").since == pytest.approx(since, abs=1.0)
             standby = node.agent(cards(), backends={"cards": beside})
             running = asyncio.ensure_future(standby.run())
-            await until(lambda: standby._serving.is_standing_by)
-        await until(lambda: any(it.registered for it in standby._serving.registrars.values()))
+            await until(lambda: serving_of(standby).is_standing_by)
+        await until(lambda: any(it.registered for it in serving_of(standby).registrars.values()))
         await node.kubelet.wait_for(lambda k: len(k.resources[CARDS].healthy) == 2)
         assert standby.node.health.of("pci:0").since == pytest.approx(since, abs=1.0)
     assert max(healthy) == 2
@@ -242,12 +229,12 @@ async def test_a_latch_ends_when_the_driver_is_bound_anew_even_while_we_are_down
     backend = Cards()
     async with node.running(cards(), backends={"cards": backend}) as agent:
         await node.has(CARDS, healthy=4)
-        agent._discovery.take(xid())
+        hear(agent, xid())
         await node.has(CARDS, healthy=2, unhealthy=2)
         backend.binding = "second"
         agent.discoverers["cards"].rescan()
         await node.has(CARDS, healthy=4)
-        agent._discovery.take(xid(2))
+        hear(agent, xid(2))
         await node.has(CARDS, healthy=2, unhealthy=2)
         await until(lambda: [latch["sequence"] for latch in kept(node)["latches"]] == [2])
     async with node.running(cards(), backends={"cards": Cards("third")}) as agent:
@@ -263,7 +250,7 @@ async def test_a_second_agent_takes_over_what_the_first_was_told_and_writes_noth
             second = node.agent(cards(), backends={"cards": Cards()})
             running = asyncio.ensure_future(second.run())
             await until(lambda: any(line["event"] == "another-agent-runs" for line in lines))
-            second._discovery.take(xid())
+            hear(second, xid())
             await until(lambda: second.node.health.of("pci:0").reason == "xid-79")
             await settled()
             assert StateFile(node.state).read().health is None
@@ -338,12 +325,12 @@ async def test_a_card_that_comes_and_goes_because_of_reloads_is_well(node: Node)
             fresh = Cards()
             fresh.there = fresh.there[: 1 + n % 2]
             difference = Difference(node.config(cards()), changed=(CARDS,), kinds=frozenset({"cards"}))
-            await agent._swap.apply(Change(difference, {"cards": fresh}))
+            await put_in_force(agent, Change(difference, {"cards": fresh}))
             await node.has(CARDS, healthy=2 * len(fresh.there))
         gone = Difference(node.config(), removed=(CARDS,), kinds=frozenset({"cards"}))
         for _ in range(2 * FAILURES):
-            await agent._swap.apply(Change(gone, {}))
-            await agent._swap.apply(Change(difference, {"cards": Cards()}))
+            await put_in_force(agent, Change(gone, {}))
+            await put_in_force(agent, Change(difference, {"cards": Cards()}))
             await until(lambda: [it.health.offered for it in agent.inventory.slots(CARDS).values()] == [True] * 4)
             await node.has(CARDS, healthy=4)
 
@@ -352,7 +339,7 @@ async def test_the_devices_of_a_resource_that_a_reload_changes_are_made_ready(no
     async with node.running(cards(), backends={"cards": Cards()}) as agent:
         await node.has(CARDS, healthy=4)
         difference, fresh = Difference(node.config(cards()), changed=(CARDS,), kinds=frozenset({"cards"})), MadeReady()
-        await agent._swap.apply(Change(difference, {"cards": fresh}))
+        await put_in_force(agent, Change(difference, {"cards": fresh}))
         await until(lambda: fresh.ready == {"card 0", "card 1"})
 
 

@@ -169,6 +169,11 @@ class Stage:
     def drivers(self) -> Drivers:
         return self.kubelet.drivers
 
+    def lose_record(self, *uids: str) -> None:
+        """Have the kubelet forget these claims, or all."""
+        for uid in uids or list(self.drivers._claims):
+            del self.drivers._claims[uid]
+
     @property
     def files(self) -> dict[str, Any]:
         """Name → content of what a container runtime reads."""

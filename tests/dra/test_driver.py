@@ -138,7 +138,7 @@ async def test_a_claim_is_not_made_ready_again_by_the_next_process_but_is_after_
             if boot == "boot-2":
                 (tmp_path / f"run/cdi/dra.{DRIVER}-claim_uid-train.json").unlink()  # /run is empty
             async with stage.serving():
-                stage.drivers._claims.clear()
+                stage.lose_record()
                 await stage.admit("p", claim)
                 assert stage.nodes("p") == ["/dev/a"]
                 assert len(stage.asked("claim")) == made_ready
@@ -154,7 +154,7 @@ async def test_a_file_that_outlives_a_boot_is_no_proof_that_the_hardware_is_read
         for boot in ("boot-1", "boot-2"):
             stage.boot(boot)
             async with stage.serving():
-                stage.drivers._claims.clear()
+                stage.lose_record()
                 await stage.admit("p", stage.api.allocate("train", "a"))
     assert len(stage.asked("claim")) == 2
     stage.jobs.close()
@@ -188,7 +188,7 @@ async def test_claims_that_ended_while_nobody_served_are_collected_and_those_of_
             await stage.admit("old", stage.api.allocate("watched", "a", adminAccess=True))
             (tmp_path / f"run/cdi/dra.{DRIVER}-claim_uid-watched.json").unlink()  # as a boot does
         for uid in ("uid-gone", "uid-idle", "uid-watched"):  # the kubelet knows of their pods' ends
-            del stage.drivers._claims[uid]
+            stage.lose_record(uid)
         del stage.api.claims["default", "gone"]
         stage.api.claims["default", "idle"]["status"]["reservedFor"] = []
         async with stage.serving():
@@ -206,7 +206,7 @@ async def test_nothing_is_collected_while_the_kubelet_or_the_api_server_cannot_b
     async with stage.kubelet:
         async with stage.serving(stage.driver):
             await stage.admit("gone", stage.api.allocate("gone", "b"))
-        del stage.drivers._claims["uid-gone"]
+        stage.lose_record("uid-gone")
         del stage.api.claims["default", "gone"]
         stage.api.away, before = "https://10.0.0.1: it does not answer", stage.api.asked
         async with stage.serving():

@@ -251,7 +251,7 @@ async def test_a_claim_that_is_prepared_is_answered_though_its_device_has_failed
     claim = stage.api.allocate("train", "a")
     await stage.admit("p", claim)
     stage.sick("a")
-    stage.drivers._claims.clear()  # the kubelet has lost its record
+    stage.lose_record()  # the kubelet has lost its record
     await stage.admit("p", claim)
     assert stage.nodes("p") == ["/dev/a"]
 
@@ -330,7 +330,7 @@ async def test_a_claim_that_was_allocated_another_device_meanwhile_gives_the_fir
     claim = stage.api.allocate("train", "a")
     await stage.admit("p", claim)
     stage.api.allocate("train", "b")
-    stage.drivers._claims.clear()
+    stage.lose_record()
     await stage.admit("p", claim)
     assert stage.held() == {"b": "train"}
     assert [it.id for it in stage.owners.released] == ["a"]

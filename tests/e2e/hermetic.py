@@ -3,7 +3,7 @@
 The child's network namespace is quiet: the kernel sends real uevents to those owned by the initial user
 namespace only, and this one is made inside another; nothing but what is injected arrives. Needs "namespaces".
 
-    result = hermetic.call("tests.discovery.sources.uevents_in_child:receive", 3)
+    result = hermetic.call("tests.discovery.sources.uevents_in_child:early")
 """
 
 from __future__ import annotations

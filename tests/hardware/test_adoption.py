@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Set
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -9,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from agent.hardware import adoption, reconciler
+from agent.hardware import reconciler
 from agent.hardware.adoption import Adopter
 from agent.hardware.jobs import HardwareQueue
 from agent.hardware.reconciler import Reconciler
@@ -17,7 +16,7 @@ from agent.inventory.inventory import Inventory
 from backends.base import Device, NotReady, Resource
 from tests.background import running
 from tests.fakes import KIND, Fake, by_unit, device, reconfigure, resource
-from tests.wait import PATIENCE, pass_time, settled, until
+from tests.wait import pass_time, settled, until
 
 A, B = "a.example/one", "b.example/two"
 
@@ -123,73 +122,6 @@ async def test_a_device_is_adopted_anew_when_it_changes_and_not_before(house: Ho
     assert [key for _, key in house.backend.told] == ["x", "z", "x"]
 
 
-async def test_what_fails_is_told_once_and_tried_until_it_works(house: House) -> None:
-    def fail() -> bool:
-        if len(house.backend.told) < 4:
-            raise NotReady("its driver will not let go")
-        return True
-
-    house.backend.do = fail
-    with capture_logs() as logs:
-        house.show(device("x", A))
-        async with house.running():
-            await until(lambda: bool(house.looks))
-    assert [line["event"] for line in logs] == ["not-adopted", "adopted"]
-    assert logs[0]["reason"] == "its driver will not let go"
-    assert "exc_info" not in logs[0]
-    assert len(house.backend.told) == 4
-
-
-async def test_a_device_that_has_left_is_not_tried_again(house: House) -> None:
-    def fail() -> bool:
-        raise NotReady("no")
-
-    house.backend.do = fail
-    with capture_logs():
-        house.show(device("x", A))
-        async with house.running():
-            await until(lambda: len(house.backend.told) >= 2)
-            house.show(gone=("x",))
-            await settled()
-            tried = len(house.backend.told)
-            house.show(device("y", A))
-            await until(lambda: len(house.backend.told) >= tried + 3)
-            pass_time(60.0)
-            await settled()
-    assert (A, "x") not in house.backend.told[tried:]
-
-
-async def test_one_that_hangs_holds_up_no_other_and_is_told(house: House) -> None:
-    entered, go_on = threading.Event(), threading.Event()
-
-    def hang() -> bool:
-        entered.set()
-        return go_on.wait(PATIENCE)
-
-    house.backend.do = hang
-    with capture_logs() as logs:
-        house.show(device("x", A))
-        async with house.running():
-            await until(entered.is_set)
-            house.backend.do = lambda: True
-            house.show(device("y", A))
-            await until(lambda: house.looks == [(KIND, {"y"})])
-            pass_time(adoption.READY_DEADLINE)
-            await until(lambda: any(line["event"] == "not-adopted" for line in logs))
-            go_on.set()
-            await until(lambda: (KIND, {"x"}) in house.looks)
-    assert "not done within 60 s" in next(line["reason"] for line in logs if line["event"] == "not-adopted")
-
-
-async def test_it_waits_for_whoever_acts_on_the_hardware(house: House) -> None:
-    async with house.running():
-        async with house.turns.take(frozenset({"pci:1"})):
-            house.show(device("x", A, hardware=("pci:1",)))
-            await settled()
-            assert house.backend.told == []
-        await until(lambda: bool(house.looks))
-
-
 async def test_what_was_exchanged_while_it_waited_is_not_acted_on(house: House) -> None:
     """What is at that address now may be what the host itself needs."""
     async with house.running():
@@ -201,19 +133,6 @@ async def test_what_was_exchanged_while_it_waited_is_not_acted_on(house: House) 
         await until(lambda: house.looks == [(KIND, {"z"})])
         await settled()
     assert house.backend.told == [(A, "z")]
-
-
-async def test_an_error_of_a_backends_own_is_told_with_where_it_came_from(house: House) -> None:
-    def fail() -> bool:
-        raise ZeroDivisionError("oops")
-
-    house.backend.do = fail
-    with capture_logs() as logs:
-        house.show(device("x", A))
-        async with house.running():
-            await until(lambda: len(house.backend.told) >= 2)
-    (line,) = logs
-    assert isinstance(line["exc_info"], ZeroDivisionError)
 
 
 async def test_a_backend_that_cannot_say_whether_it_adopts_is_asked_nothing_more() -> None:

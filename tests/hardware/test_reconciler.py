@@ -67,7 +67,7 @@ async def test_what_hangs_while_it_is_made_ready_keeps_no_other_hardware_from_be
         await until(lambda: "released" in house.tried)
         assert len(house.tried) == LIMIT + 1
         gate.set()
-        await until(lambda: not house.it._cases)
+        await settled()
 
 
 async def test_that_all_threads_hang_is_a_problem_though_what_hangs_in_them_has_left(house: House) -> None:
@@ -89,7 +89,7 @@ async def test_that_all_threads_hang_is_a_problem_though_what_hangs_in_them_has_
             gate.set()
             await settled()
             pass_time(1.0)
-            await until(lambda: not house.it._cases)
+            await settled()
             assert house.it.problems.lasting() == []
     told = [line["event"] for line in logs if line["event"].startswith("hardware-")]
     assert told == ["hardware-waits", "hardware-goes-on"]
@@ -106,7 +106,7 @@ async def test_hanging_threads_are_no_problem_where_nothing_waits_for_them_any_m
         async with house.running():
             for number in range(LIMIT):
                 house.want(f"{number}", hangs)
-            await until(lambda: not house.it._cases)
+            await settled()
             house.want("x", calls)
             await until(lambda: bool(house.it.problems.lasting()))
             house.it.drop("x")
@@ -126,7 +126,7 @@ async def test_a_device_that_changed_is_tried_at_once_however_often_it_failed_be
             await settled()
             assert house.tried == ["x"]
             house.want("x", works)
-            await until(lambda: not house.it._cases)
+            await settled()
     assert house.it.problems.lasting() == []
 
 
@@ -152,21 +152,8 @@ async def test_a_device_that_changes_while_it_is_being_made_ready_is_tried_once_
         await settled()
         assert len(house.tried) == tried
         go_on.set()
-        await until(lambda: not house.it._cases)
+        await settled()
     assert len(house.tried) == tried + 1
-
-
-async def test_a_device_that_has_left_is_no_problem_any_more_and_not_tried_again(house: House) -> None:
-    with capture_logs():
-        async with house.running():
-            house.want("x", fails)
-            await until(lambda: bool(house.it.problems.lasting()))
-            house.it.drop("x")
-            assert house.it.problems.lasting() == []
-            tried = len(house.tried)
-            pass_time(60.0)
-            await settled()
-            assert len(house.tried) == tried
 
 
 async def test_its_threads_end_when_nothing_is_left_to_be_done(house: House) -> None:
@@ -174,5 +161,5 @@ async def test_its_threads_end_when_nothing_is_left_to_be_done(house: House) -> 
     async with house.running():
         for number in range(10):
             house.want(f"{number}", calls)
-        await until(lambda: not house.it._cases)
+        await settled()
         await until(lambda: threading.active_count() <= before, "the end of the threads")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator, Callable, Sequence, Set
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,16 +9,16 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from agent.claims.ledger import Ledger
-from agent.hardware import adoption, reconciler
+from agent.hardware import reconciler
 from agent.hardware.adoption import Resumer
 from agent.hardware.jobs import HardwareQueue
 from agent.hardware.reconciler import Reconciler
 from agent.inventory.inventory import Inventory
 from agent.model import SlotKey
-from backends.base import AllocationRefused, Device, Grant, Resource
+from backends.base import Device, Grant, Resource
 from tests.background import running
 from tests.fakes import KIND, Fake, by_unit, device, held, reconfigure, resource
-from tests.wait import PATIENCE, pass_time, settled, until
+from tests.wait import pass_time, settled, until
 
 A, B = "a.example/one", "b.example/two"
 
@@ -68,7 +67,9 @@ class House:
         self.inventory.claim(claims)
 
     def end(self, name: str, device_id: str) -> None:
-        self.ledger._claims.pop((name, device_id))
+        kept = {found.slot for found in self.ledger.held()} - {(name, device_id)}
+        self.ledger.listed(kept, 1000.0, 1000.0, None)
+        self.ledger.checkpoint(kept, (1,))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -79,7 +80,7 @@ class House:
     async def resume(self) -> None:
         """Have all of it resumed, and wait for that."""
         async with self.running():
-            await until(lambda: not self.reconciler._cases)
+            await settled()
 
 
 @pytest.fixture
@@ -156,69 +157,6 @@ async def test_a_device_that_comes_late_is_waited_for_and_another_in_its_place_i
         assert house.backend.told == []
         house.show(x)
         await until(lambda: house.looked == [{"x"}])
-
-
-async def test_what_fails_is_told_once_and_tried_until_it_works(house: House) -> None:
-    def fail() -> None:
-        if len(house.backend.told) < 4:
-            raise AllocationRefused("its driver will not let go")
-
-    house.backend.do = fail
-    house.show(device("x", A))
-    house.hold(A, device("x", A))
-    with capture_logs() as logs:
-        await house.resume()
-    assert len(house.backend.told) == 4
-    assert [(line["event"], line["reason"], "exc_info" in line) for line in logs] == [
-        ("not-resumed", "its driver will not let go", False)
-    ]
-
-
-async def test_what_failed_is_told_no_more_once_no_pod_has_it(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconciler, "RETRY_FIRST", 3600.0)
-
-    def fail() -> None:
-        raise OSError("too many open files")
-
-    x, house.backend.do = device("x", A), fail
-    house.show(x)
-    house.hold(A, x)
-    async with house.running():
-        await until(lambda: house.reconciler.problems.lasting())
-        house.end(A, "x")
-        house.it.over([held(A, "x", x)])
-        assert not house.reconciler.problems.lasting()
-
-
-async def test_one_that_hangs_is_told_and_holds_up_no_other(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on = threading.Event()
-
-    def claim(_resource: Resource[Any], grants: Sequence[Grant]) -> None:
-        if grants[0].id == "x":
-            go_on.wait(PATIENCE)
-
-    monkeypatch.setattr(house.backend, "claim", claim)
-    for one in (device("x", A), device("y", A)):
-        house.show(one)
-        house.hold(A, one)
-    with capture_logs() as logs:
-        async with house.running():
-            await until(lambda: {"y"} in house.looked)
-            pass_time(adoption.READY_DEADLINE)
-            await until(lambda: any("not done within 60 s" in line.get("reason", "") for line in logs))
-            go_on.set()
-            await until(lambda: {"x"} in house.looked)
-
-
-async def test_it_waits_for_whoever_acts_on_the_hardware_and_a_claim_that_ended_meanwhile_is_none(house: House) -> None:
-    house.show(device("x", A, hardware=("pci:1",)))
-    house.hold(A, device("x", A, hardware=("pci:1",)))
-    async with house.running():
-        async with house.turns.take(frozenset({"pci:1"})):
-            await some_tries()
-            house.end(A, "x")
-        await some_tries()
-    assert house.backend.told == []
 
 
 async def test_what_a_reload_changed_while_it_waited_is_claimed_as_it_is_configured_then(house: House) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import anyio
 import pytest
@@ -33,7 +33,8 @@ class Run:
         self.now: float = before.now if before else 0.0
         self.lists: dict[str, Snapshot] = {}
         self.pods: Mapping[SlotKey, tuple[str, ...]] = {}
-        clock = Clock(lambda: self.now, lambda: START + self.now)
+        self.wall: Callable[[], float] = lambda: START + self.now
+        clock = Clock(lambda: self.now, lambda: self.wall())
         self.shortfall = Shortfall(self.inventory, clock)
         self.it = Recorder(
             self.inventory,
@@ -82,12 +83,12 @@ class Run:
 
     def told(self, key: str = "x") -> list[tuple[int, str]]:
         """From which second on it was in which state, since this test began."""
-        return [(round(it.begins - START), it.condition.state) for it in self._of(key) if it.ends > START]
+        return [(round(it.begins - START), it.condition.state) for it in self.of(key) if it.ends > START]
 
     def holders(self, key: str = "x") -> list[tuple[str, ...]]:
-        return [it.condition.holders for it in self._of(key)[1:]]
+        return [it.condition.holders for it in self.of(key)[1:]]
 
-    def _of(self, key: str) -> list[Period]:
+    def of(self, key: str) -> list[Period]:
         return self.it.of((A, key))
 
 
@@ -98,7 +99,7 @@ async def test_a_device_that_fails_is_drained_and_recovers_has_its_times_and_rea
         await run.is_now({"pci:x": health})
     run.now = 400
     assert run.told() == [(0, "Healthy"), (100, "Unhealthy"), (200, "Drained"), (300, "Healthy")]
-    assert [it.condition.reason for it in run._of("x")][2:4] == ["xid-79", "drained"]
+    assert [it.condition.reason for it in run.of("x")][2:4] == ["xid-79", "drained"]
     assert run.told("y") == [(0, "Healthy")]
     assert set(run.it.devices()) == {(A, "x")}  # what never changed takes no room
 
@@ -205,17 +206,17 @@ async def test_nothing_is_noted_while_another_agent_does() -> None:
 async def test_time_that_passes_while_it_is_told_is_not_unknown() -> None:
     run, ticks = await Run(X).begin(), itertools.count(START + 100)
     run.now = 100
-    run.it._wall = lambda: next(ticks)
-    assert [it.condition.state for it in run._of("x")] == ["Unknown", "Healthy"]
+    run.wall = lambda: next(ticks)
+    assert [it.condition.state for it in run.of("x")] == ["Unknown", "Healthy"]
 
 
 async def test_a_clock_that_is_set_moves_the_runs_begin_along() -> None:
     run = await Run(X).begin()
     run.now = 100
-    wall = run.it._wall
-    run.it._wall = lambda: wall() + 1e6
-    assert [it.condition.state for it in run._of("x")] == ["Unknown", "Healthy"]
-    assert run._of("x")[1].begins == START + 1e6
+    wall = run.wall
+    run.wall = lambda: wall() + 1e6
+    assert [it.condition.state for it in run.of("x")] == ["Unknown", "Healthy"]
+    assert run.of("x")[1].begins == START + 1e6
 
 
 async def test_it_is_saved_when_something_changed_and_else_every_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:

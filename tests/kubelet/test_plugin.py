@@ -211,8 +211,8 @@ class _Frames:
     async def _next(self) -> wire.DeviceList:
         while len(self._data) < 5 or len(self._data) < 5 + int.from_bytes(self._data[1:5]):
             async with limit("the next list"):
-                data = await asyncio.get_running_loop().sock_recv(self._client._sock, 1 << 20)
-            for event in self._client._h2.receive_data(data):
+                data = await asyncio.get_running_loop().sock_recv(self._client.sock, 1 << 20)
+            for event in self._client.h2.receive_data(data):
                 if isinstance(event, h2.events.DataReceived):
                     self._data += event.data
         size = 5 + int.from_bytes(self._data[1:5])
@@ -482,9 +482,9 @@ async def test_a_frame_that_is_no_message_is_the_callers_error(
     raw = RawClient(stage.server.path)  # closed by _answer
     headers = [(":method", "POST"), (":scheme", "http"), (":authority", "x")]
     headers += [(":path", "/v1beta1.DevicePlugin/Allocate"), ("te", "trailers"), ("content-type", "application/grpc")]
-    raw._h2.send_headers(1, headers, end_stream=not frame)
+    raw.h2.send_headers(1, headers, end_stream=not frame)
     if frame:
-        raw._h2.send_data(1, frame, end_stream=True)
+        raw.h2.send_data(1, frame, end_stream=True)
     with caplog.at_level(logging.WARNING):
         answer = await asyncio.to_thread(_answer, raw)
     assert answer["grpc-status"] == str(Status.INVALID_ARGUMENT.value)
@@ -494,18 +494,18 @@ async def test_a_frame_that_is_no_message_is_the_callers_error(
 
 def _answer(raw: RawClient) -> dict[str, str]:
     """The headers of the first answer, read blocking."""
-    raw._sock.setblocking(True)
-    raw._sock.settimeout(PATIENCE)
-    raw._sock.sendall(raw._h2.data_to_send())
+    raw.sock.setblocking(True)
+    raw.sock.settimeout(PATIENCE)
+    raw.sock.sendall(raw.h2.data_to_send())
     try:
-        while data := raw._sock.recv(1 << 16):
-            for event in raw._h2.receive_data(data):
+        while data := raw.sock.recv(1 << 16):
+            for event in raw.h2.receive_data(data):
                 if (found := getattr(event, "headers", None)) is not None:
                     return dict(found)
         raise AssertionError("no answer")
     finally:
-        raw._sock.shutdown(socket.SHUT_RDWR)
-        raw._sock.close()
+        raw.sock.shutdown(socket.SHUT_RDWR)
+        raw.sock.close()
 
 
 # --- before a container starts ---

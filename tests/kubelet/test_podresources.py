@@ -60,6 +60,20 @@ def sends(message: Any) -> Answer:
     return answer
 
 
+def refuses(status: Status, message: str) -> Answer:
+    async def answer(stream: grpclib.server.Stream[Any, Any]) -> None:
+        raise grpclib.GRPCError(status, message)
+
+    return answer
+
+
+async def cut_off(stream: grpclib.server.Stream[Any, Any]) -> None:
+    await stream.recv_message()
+    await stream.send_initial_metadata()
+    await stream._stream.send_data(b"\0\0\0\0\x10abc")
+    await stream.send_trailing_metadata(status=Status.DATA_LOSS)
+
+
 async def test_every_container_of_every_pod_is_listed(tmp_path: Path) -> None:
     path = tmp_path / "kubelet.sock"
     gpus = ContainerDevices(resource_name="nvidia.com/gpu", device_ids=["a", "b"])
@@ -84,21 +98,36 @@ async def test_a_kubelet_without_pods_lists_nothing(tmp_path: Path) -> None:
         assert await list_pods(tmp_path / "s", 5) == []
 
 
-async def test_no_kubelet_is_told_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(PodResourcesError, match=f"no kubelet answers at {tmp_path}/s: No such file or directory"):
-        await list_pods(tmp_path / "s", 5)
-
-
-async def test_a_dead_socket_is_told_in_a_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("missing", "no kubelet answers at .*/missing: No such file or directory"),
+        ("dead", "Connection refused"),
+        ("x" * 120, "too long"),
+    ],
+)
+async def test_a_place_where_no_kubelet_is_is_told_in_a_sentence(tmp_path: Path, name: str, sentence: str) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(tmp_path / "s"))
-        with pytest.raises(PodResourcesError, match="Connection refused"):
+        dead.bind(str(tmp_path / "dead"))
+        with pytest.raises(PodResourcesError, match=sentence):
+            await list_pods(tmp_path / name, 5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (refuses(Status.RESOURCE_EXHAUSTED, "too often"), "refused to list its pods' devices: too often"),
+        (refuses(Status.UNIMPLEMENTED, "unknown service"), "does not serve podresources v1"),
+        # it sees the deadline pass before we do
+        (refuses(Status.DEADLINE_EXCEEDED, "deadline exceeded"), "did not answer at .* within 5 s"),
+        (sends(Encoded(b"\x0a\xff")), "is no pod list: the message ends within a"),
+        (cut_off, "is no pod list"),
+    ],
+)
+async def test_an_answer_that_is_no_list_is_told_in_a_sentence(tmp_path: Path, answer: Answer, sentence: str) -> None:
+    async with kubelet(tmp_path / "s", answer):
+        with pytest.raises(PodResourcesError, match=sentence):
             await list_pods(tmp_path / "s", 5)
-
-
-async def test_a_path_that_is_too_long_is_told_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(PodResourcesError, match="too long"):
-        await list_pods(tmp_path / ("x" * 120), 5)
 
 
 async def test_a_kubelet_that_never_answers_is_told_in_a_sentence(tmp_path: Path) -> None:
@@ -110,15 +139,6 @@ async def test_a_kubelet_that_never_answers_is_told_in_a_sentence(tmp_path: Path
         with pytest.raises(PodResourcesError, match=r"did not answer at .* within 5 s"):
             await list_pods(tmp_path / "s", 5)
         assert await server.wait_disconnected(PATIENCE)
-
-
-async def test_a_kubelet_that_sees_the_deadline_pass_before_we_do_has_not_answered_either(tmp_path: Path) -> None:
-    async def late(stream: grpclib.server.Stream[Any, Any]) -> None:
-        raise grpclib.GRPCError(Status.DEADLINE_EXCEEDED, "context deadline exceeded")
-
-    async with kubelet(tmp_path / "s", late):
-        with pytest.raises(PodResourcesError, match=r"did not answer at .* within 5 s"):
-            await list_pods(tmp_path / "s", 5)
 
 
 async def test_a_socket_that_accepts_and_says_nothing_is_told_in_a_sentence(tmp_path: Path) -> None:
@@ -158,42 +178,6 @@ async def test_who_asks_is_not_taken_for_cancelled_when_the_kubelet_hangs_up_or_
             await anyio.sleep_forever()
         assert scope.cancelled_caught
         assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
-
-
-async def test_a_refusal_is_told_with_the_kubelets_words(tmp_path: Path) -> None:
-    async def refuse(stream: grpclib.server.Stream[Any, Any]) -> None:
-        raise grpclib.GRPCError(Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
-
-    async with kubelet(tmp_path / "s", refuse):
-        with pytest.raises(PodResourcesError, match="refused to list its pods' devices: rejected by rate limit"):
-            await list_pods(tmp_path / "s", 5)
-
-
-async def test_an_answer_that_is_no_list_is_told_in_a_sentence(tmp_path: Path) -> None:
-    async with kubelet(tmp_path / "s", sends(Encoded(b"\x0a\xff"))):
-        with pytest.raises(PodResourcesError, match="is no pod list: the message ends within a"):
-            await list_pods(tmp_path / "s", 5)
-
-
-async def test_an_answer_that_is_cut_off_is_told_in_a_sentence(tmp_path: Path) -> None:
-    async def cut_off(stream: grpclib.server.Stream[Any, Any]) -> None:
-        await stream.recv_message()
-        await stream.send_initial_metadata()
-        await stream._stream.send_data(b"\0\0\0\0\x10abc")
-        await stream.send_trailing_metadata(status=Status.DATA_LOSS)
-
-    async with kubelet(tmp_path / "s", cut_off):
-        with pytest.raises(PodResourcesError, match="is no pod list"):
-            await list_pods(tmp_path / "s", 5)
-
-
-async def test_something_else_at_the_socket_is_told_in_a_sentence(tmp_path: Path) -> None:
-    async def unimplemented(stream: grpclib.server.Stream[Any, Any]) -> None:
-        raise grpclib.GRPCError(Status.UNIMPLEMENTED, "unknown service v1.PodResourcesLister")
-
-    async with kubelet(tmp_path / "s", unimplemented):
-        with pytest.raises(PodResourcesError, match="does not serve podresources v1"):
-            await list_pods(tmp_path / "s", 5)
 
 
 async def test_a_socket_that_speaks_no_http2_is_told_in_a_sentence(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from agent.simulation.kubelet import Kubelet as SimulatedKubelet
 from agent.simulation.model import Change, Container, Kind, Phase, Pod, Version
 from agent.simulation.plugin_client import PluginClient
 from tests.kubelet.plugins import TOY, Lists, more_than_fits, nothing
-from tests.wait import limit, pass_time, settled, until
+from tests.wait import PATIENCE, limit, pass_time, settled, until
 
 HOURS = 36_000.0  # seconds; what would come later by itself comes after them
 TURNS = 28  # of the event loop; all resources are registered after 23
@@ -85,8 +85,17 @@ class Agent:
         return self.registrars[TOY]
 
     @property
+    def server(self) -> SocketServer:
+        return self.registrar._server
+
+    @property
     def socket(self) -> Path:
-        return self.registrar._server.path
+        return self.server.path
+
+    def break_connections(self) -> None:
+        """All that the kubelet has to us break."""
+        for registrar in self.registrars.values():
+            registrar._server.reset_connections()
 
 
 @pytest.fixture(params=["1.36", "1.37"])
@@ -165,8 +174,7 @@ async def noticed_to_die(node: SimulatedKubelet, agent: Agent) -> None:
     """The kubelet has not been led to forget us: it notices that our connection breaks (A2)."""
     seen: list[Change] = []
     unsubscribe = node.subscribe(seen.append)
-    for registrar in agent.registrars.values():
-        registrar._server.reset_connections()
+    agent.break_connections()
     await until(lambda: {c.resource for c in seen if c.kind is Kind.DISCONNECTED} == set(agent.plugins))
     unsubscribe()
 
@@ -278,7 +286,7 @@ async def test_a_stream_that_has_ended_before_register_returns_is_not_waited_for
         await original(self, resource, endpoint, options)
         times += 1
         if times == 1:
-            agent.registrar._server.reset_connections()
+            agent.break_connections()
             await until(lambda: not agent.plugin.streaming)
 
     monkeypatch.setattr(Kubelet, "register", slow)
@@ -378,7 +386,7 @@ async def test_a_kubelet_that_hangs_is_left_for_a_new_one(tmp_path: Path) -> Non
         await until(lambda: hanging.asked == 16)
         await node.start()
         await stays_well(node, agent)
-        await until(lambda: not mute._connections)
+        assert await mute.wait_disconnected(PATIENCE)
     await mute.shut_down(0)
 
 
@@ -432,7 +440,7 @@ async def test_a_new_kubelet_is_not_asked_over_the_connection_to_the_one_before(
         await kubelet.register("example.com/b", "b.sock", PluginOptions())
     left.cancel()
     await asyncio.wait([left])
-    await until(lambda: not old._connections)
+    assert await old.wait_disconnected(PATIENCE)
     await old.shut_down(0)
     await new.shut_down(0)
 
@@ -610,7 +618,7 @@ async def test_a_kubelet_that_never_closes_it_had_forgotten_us_and_is_registered
         assert node.registrations[TOY] == 1
         pass_time(HOURS)
         await until(lambda: node.registrations[TOY] == 2)
-        await until(lambda: len(agent.registrar._server._connections) == 1)
+        await until(lambda: len(agent.server._connections) == 1)
 
 
 async def test_a_kubelet_that_drops_us_again_and_again_is_not_hammered(
@@ -623,7 +631,7 @@ async def test_a_kubelet_that_drops_us_again_and_again_is_not_hammered(
             if len(tries.delays[TOY]) >= 17:  # or later: a reset may break into the registration after it, too
                 pass_time(registration._SETTLED_AFTER)
                 delays.extend(tries.delays[TOY])
-            agent.registrar._server.reset_connections()
+            agent.break_connections()
 
     await node.start()
     async with running(node) as agent:
@@ -673,7 +681,7 @@ class _Stalling(RegistrationBase):
 
     def __del__(self) -> None:
         if hasattr(self, "client"):
-            self.client._sock.close()
+            self.client.sock.close()
 
 
 # --- our own socket ---

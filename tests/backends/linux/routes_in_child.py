@@ -13,7 +13,7 @@ from pathlib import Path
 from backends.linux import netdevs
 from backends.linux.netlink import ROUTES
 from tests.backends.trees import planted_host
-from tests.discovery.sources.links_in_child import Interface
+from tests.discovery.sources.stages import Interface
 
 SIOCSIFADDR, SIOCSIFNETMASK = 0x8916, 0x891C  # linux/sockios.h
 NEW_ROUTE, REQUEST_CREATE_ACK = 24, 0x405  # linux/rtnetlink.h, linux/netlink.h

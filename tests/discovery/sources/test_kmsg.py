@@ -7,7 +7,6 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -162,13 +161,6 @@ async def test_a_wanted_line_becomes_a_record_and_others_do_not(node: Path, log:
         log.say("NVRM: GPU 0000:3b:00.0 is fine")
         log.say("NVRM: Xid (PCI:0000:5e:00): 48")
         await it.have(XID, "NVRM: Xid (PCI:0000:5e:00): 48")
-
-
-async def test_what_user_space_writes_is_not_believed(node: Path, log: KernelLog) -> None:
-    log.say(XID, facility=USER)
-    log.say("NVRM: Xid said by the kernel")
-    async with reading(Reading(node)) as it:
-        assert it.texts() == ["NVRM: Xid said by the kernel"]
 
 
 async def test_lines_of_nvidias_driver_count_though_it_prints_each_as_the_rest_of_another(
@@ -430,25 +422,6 @@ async def test_what_cannot_be_read_is_told_in_a_sentence(
 
 
 @pytest.mark.parametrize(
-    ("by_cgroup", "sentence"),
-    [
-        (False, r"Operation not permitted; .*give it CAP_SYSLOG"),
-        (True, r"Operation not permitted: the device cgroup .* denies it.*; run privileged .* device 1:11"),
-    ],
-)
-async def test_a_refused_log_is_told_in_a_sentence(
-    node: Path, monkeypatch: pytest.MonkeyPatch, by_cgroup: bool, sentence: str
-) -> None:
-    def refuse(*_: Any) -> int:
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-
-    monkeypatch.setattr(os, "open", refuse)
-    monkeypatch.setattr(kmsg, "is_denied_by_cgroup", lambda _error: by_cgroup)
-    with pytest.raises(PermissionError, match=sentence):
-        await Reading(node).source.run()
-
-
-@pytest.mark.parametrize(
     ("number", "rights", "users", "restricted", "by_cgroup"),
     [
         (errno.EPERM, 1 << 34, "0 0 4294967295", "1", True),
@@ -481,22 +454,3 @@ async def test_after_a_failure_nothing_is_told_twice_and_no_file_stays_open(
     async with reading(it):
         await it.have("NVRM: Xid one", XID)
     assert times_open(log.path) == before == 1
-
-
-async def test_a_long_log_leaves_the_loop_its_turns(node: Path) -> None:
-    (node / "dev/kmsg").symlink_to("/dev/zero")
-    with KernelLog(node / "dev/ring") as log:
-        count = 900  # 64 kB hold no more
-        for n in range(count):
-            log.write(record(n, f"NVRM: Xid {n}"))
-        (node / "dev/kmsg").unlink()
-        (node / "dev/kmsg").symlink_to(node / "dev/ring")
-        turns, it = 0, Reading(node)
-        task = asyncio.ensure_future(it.source.run())
-        while not it.source.caught_up.is_set():
-            await asyncio.sleep(0)
-            turns += 1
-        task.cancel()
-        await asyncio.wait([task])
-    assert len(it.records) == count
-    assert turns >= count / kmsg._BATCH / 2

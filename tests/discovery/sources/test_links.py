@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import errno
-import os
-import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,24 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.discovery.uevents import LinkSource, parse
+from agent.discovery.uevents import parse
 from backends.base import LinkChange
 from tests.discovery import one_child
-from tests.discovery.sources.links_in_child import link_message
+from tests.discovery.sources.stages import link_message
 
 names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
 indexes = st.integers(1, (1 << 31) - 1)
 
 
-CASES: dict[str, Sequence[object]] = {
-    "changes": (),
-    "unwanted": (),
-    "wanted_late": (),
-    "overflow": (1000, 4096),
-    "burst": (40, 4),
-    "impostors": (),
-    "run_again": (),
-}
+CASES: dict[str, Sequence[object]] = {"changes": (), "wanted_late": ()}
 
 
 @pytest.fixture(scope="module")
@@ -58,39 +47,9 @@ def test_of_a_message_that_was_cut_off_the_name_is_enough() -> None:
 class TestRealInterfaces:
     def test_they_are_seen_coming_going_up_down_and_renamed(self, cases: dict[str, Any]) -> None:
         assert cases["changes"] == {
-            "emitted": ["ib0", "then", "ib0", "then", "ib0", "then", "ib7", "then", "ib7"],
-            "right index": True,
+            "told": [["ib0"], ["ib0"], ["ib0"], ["ib7"], ["ib7"]],
+            "right index": [True, True],
         }
 
-    def test_what_is_not_wanted_is_not_handed_on(self, cases: dict[str, Any]) -> None:
-        assert cases["unwanted"] == []
-
     def test_a_socket_is_opened_when_it_is_wanted_and_then_everything_is_looked_at(self, cases: dict[str, Any]) -> None:
-        assert cases["wanted_late"] == ["resync", "0 and then 1 sockets"]
-
-    def test_an_overflow_is_told_once_after_what_was_saved_and_before_what_follows(self, cases: dict[str, Any]) -> None:
-        assert cases["overflow"] == ["ib0", "resync", "ib7"]
-
-    def test_a_burst_leaves_the_loop_its_turns(self, cases: dict[str, Any]) -> None:
-        seen = cases["burst"]
-        assert seen["emitted"] == ["ib0"]
-        assert seen["taken"] >= 40
-        assert seen["most in one turn"] == 4
-
-    def test_only_the_kernel_is_believed(self, cases: dict[str, Any]) -> None:
-        assert cases["impostors"] == []
-
-    def test_running_again_asks_for_a_full_look_and_leaves_no_socket(self, cases: dict[str, Any]) -> None:
-        assert cases["run_again"] == {"emitted": ["resync"], "open sockets": 0}
-
-
-@pytest.mark.parametrize("number", [errno.EPERM, errno.EAFNOSUPPORT])
-async def test_a_refused_socket_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    source = LinkSource(print)
-    source.watch(wanted=True)
-    monkeypatch.setattr(socket, "socket", refuse)
-    with pytest.raises(OSError, match=rf"NETLINK_ROUTE\) was refused \({os.strerror(number)}\); allow AF_NETLINK"):
-        await source.run()
+        assert cases["wanted_late"] == {"told": ["resync"], "sockets": [0, 1]}

@@ -12,6 +12,8 @@ from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.pods.test_claims import OFTEN_ASKING
 from tests.e2e.process import finish
 
+THEIRS = "other.test/widget"
+
 
 async def asked(node: Node, *command: str) -> dict[str, object]:
     code, out, err = await finish(*command, "--json", "--config", str(node.root / "config.toml"))
@@ -71,18 +73,21 @@ async def test_shared_hardware_of_an_earlier_plugins_pod_is_offered_once_less(no
         assert len(node.kubelet.resources[WIDGET].unhealthy) == 1
 
 
-async def test_a_device_that_comes_later_and_is_an_earlier_plugins_pods_is_never_offered(node: Node) -> None:
+@pytest.mark.parametrize(("name", "held"), [(WIDGET, ["a-0"]), (THEIRS, [])], ids=["our name", "another name"])
+async def test_a_device_that_comes_later_and_an_earlier_plugins_pod_has_is_never_offered(
+    node: Node, name: str, held: list[str]
+) -> None:
     node.mknod("w2")
-    async with other_plugin(node, WIDGET, "a-0", nodes=["/dev/w1"]):
-        await hold(node, WIDGET)
+    async with other_plugin(node, name, "a-0", nodes=["/dev/w1"]):
+        await hold(node, name)
     since = len(node.lists)
     async with node.agent(chardev(), chardev("/dev/x*", "fl.test/x")):
         await node.healthy("w2")
         node.mknod("w1", "x1")
         await node.healthy("x1", resource="fl.test/x")
         node.mknod("w3")
-        await node.healthy("w2", "w3", "a-0")
-        assert not any("w1" in change.after.healthy for change in node.lists[since:] if change.after)
+        await node.healthy("w2", "w3", *held)
+        assert not any("w1" in c.after.healthy for c in node.lists[since:] if c.after and c.resource == WIDGET)
 
 
 @pytest.mark.parametrize("nodes", [(), ("/dev/null",), ("/dev/w*",)], ids=["none", "unknown", "no path"])
@@ -171,8 +176,6 @@ async def test_nothing_of_a_strict_resource_is_offered_while_nobody_knows_what_a
 
 # --- of a resource that is not ours ---
 
-THEIRS = "other.test/widget"
-
 
 async def test_hardware_that_a_pod_has_through_another_plugins_resource_is_not_offered_until_it_ends(
     node: Node,
@@ -232,20 +235,6 @@ async def test_what_several_pods_may_have_is_offered_whatever_other_resources_gi
             node.mknod("y1")
             await node.healthy("y1", resource="fl.test/y")
             assert len(node.kubelet.resources[WIDGET].healthy) == 3
-
-
-async def test_a_device_that_comes_later_and_a_pod_has_through_another_resource_is_never_offered(node: Node) -> None:
-    node.mknod("w2")
-    async with other_plugin(node, THEIRS, "a-0", nodes=["/dev/w1"]):
-        await hold(node, THEIRS)
-    since = len(node.lists)
-    async with node.agent(chardev(), chardev("/dev/x*", "fl.test/x")):
-        await node.healthy("w2")
-        node.mknod("w1", "x1")
-        await node.healthy("x1", resource="fl.test/x")
-        node.mknod("w3")
-        await node.healthy("w2", "w3")
-        assert not any("w1" in c.after.healthy for c in node.lists[since:] if c.after and c.resource == WIDGET)
 
 
 async def test_another_plugins_resource_that_becomes_ours_lists_what_its_pods_hold(node: Node) -> None:

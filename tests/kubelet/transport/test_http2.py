@@ -114,22 +114,22 @@ class Client:
     """Sends bytes and reads frames."""
 
     def __init__(self, path: Path) -> None:
-        self._sock = socket.socket(socket.AF_UNIX)
-        self._sock.setblocking(False)
-        self._sock.connect(str(path))
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.setblocking(False)
+        self.sock.connect(str(path))
         self._read = b""
         self._headers = Decoder()
 
     async def send(self, data: bytes) -> None:
         async with limit("all sent"):
-            await asyncio.get_running_loop().sock_sendall(self._sock, data)
+            await asyncio.get_running_loop().sock_sendall(self.sock, data)
 
     async def frame(self) -> Frame | None:
         """The next; None where the server has ended the connection."""
         async with limit("a frame or the end"):
             while len(self._read) < 9 or len(self._read) < 9 + int.from_bytes(self._read[:3], "big"):
                 try:
-                    data = await asyncio.get_running_loop().sock_recv(self._sock, 1 << 16)
+                    data = await asyncio.get_running_loop().sock_recv(self.sock, 1 << 16)
                 except ConnectionResetError:
                     return None
                 if not data:
@@ -168,7 +168,7 @@ class Client:
         )
 
     def close(self) -> None:
-        self._sock.close()
+        self.sock.close()
 
 
 @pytest.fixture
@@ -355,7 +355,7 @@ async def test_our_settings_come_first_and_together_with_the_answer_to_the_clien
     client = connect()
     await settled()
     with pytest.raises(BlockingIOError):
-        client._sock.recv(1)
+        client.sock.recv(1)
     await client.send(HELLO)
     first, second, third = await client.frame(), await client.frame(), await client.frame()
     assert first is not None

@@ -107,19 +107,19 @@ class RawClient:
 
     def __init__(self, path: Path) -> None:
         self.events: list[h2.events.Event] = []
-        self._sock = socket.socket(socket.AF_UNIX)
-        self._sock.setblocking(False)
-        self._sock.connect(str(path))
-        self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
-        self._h2.initiate_connection()
-        self._h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 1 << 30})
-        self._h2.increment_flow_control_window(1 << 30)
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.setblocking(False)
+        self.sock.connect(str(path))
+        self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
+        self.h2.initiate_connection()
+        self.h2.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 1 << 30})
+        self.h2.increment_flow_control_window(1 << 30)
 
     async def ask(self, method: str) -> None:
         headers = [(":method", "POST"), (":scheme", "http"), (":authority", "x"), (":path", method)]
-        self._h2.send_headers(1, [*headers, ("te", "trailers"), ("content-type", "application/grpc")])
-        self._h2.send_data(1, bytes(5), end_stream=True)  # an empty message
-        await asyncio.get_running_loop().sock_sendall(self._sock, self._h2.data_to_send())
+        self.h2.send_headers(1, [*headers, ("te", "trailers"), ("content-type", "application/grpc")])
+        self.h2.send_data(1, bytes(5), end_stream=True)  # an empty message
+        await asyncio.get_running_loop().sock_sendall(self.sock, self.h2.data_to_send())
 
     async def read_to_the_end(self) -> None:
         """Until the server closes the connection.
@@ -127,14 +127,14 @@ class RawClient:
         Raises:
             ConnectionResetError: it broke it.
         """
-        while data := await asyncio.get_running_loop().sock_recv(self._sock, 1 << 16):
-            self.events += self._h2.receive_data(data)
+        while data := await asyncio.get_running_loop().sock_recv(self.sock, 1 << 16):
+            self.events += self.h2.receive_data(data)
 
     def __enter__(self) -> RawClient:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._sock.close()
+        self.sock.close()
 
 
 def call(channel: Channel) -> asyncio.Task[Any]:
