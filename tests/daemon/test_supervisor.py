@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -19,7 +21,7 @@ from agent.daemon.serving import Serving
 from agent.daemon.state_file import StateFile
 from agent.daemon.supervisor import Agent
 from agent.discovery import runner
-from agent.kubelet import registration
+from agent.kubelet import registration, rivals
 from agent.kubelet.plugin import Plugin
 from agent.model import Held
 from agent.runtime import limits, watchdog
@@ -38,8 +40,10 @@ from backends.base import (
 )
 from backends.chardev import CharDevOptions, PathOption
 from backends.stub import StubDevice, StubOptions
-from tests.daemon.node import NEVER, TOY, Node, ended, pod, serving_of, toys
-from tests.wait import settled, until
+from tests.daemon.node import NEVER, TOY, Node, come_of_age, ended, hurry, pod, serving_of, toys
+from tests.kubelet.test_rivals import rival
+from tests.nodes import make_node
+from tests.wait import limit, settled, until
 
 OTHER = "example.com/other"
 
@@ -162,7 +166,31 @@ async def test_a_long_plugin_directory_leaves_less_room_for_names(tmp_path_facto
     node.notified.close()
 
 
+async def test_a_node_that_comes_and_goes_is_followed(node: Node) -> None:
+    await node.kubelet.start()
+    kvm = Resource(TOY, ResourceSpec("chardev", CharDevOptions([PathOption("/dev/toy", permissions="rw")], count=5)))
+    async with node.running(kvm):
+        await node.has(TOY, healthy=0)
+        make_node(node.root / "dev" / "toy", "c", 10, 232)
+        await node.has(TOY, healthy=5)
+        await node.kubelet.admit(pod())
+        (node.root / "dev" / "toy").unlink()
+        await node.has(TOY, healthy=0, unhealthy=1)
+
+
 # --- events and pods ---
+
+
+async def test_what_another_plugin_took_and_left_is_offered_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rivals, "INTERVAL", 0.01)
+    monkeypatch.setattr(rivals, "SETTLED", 0.01)
+    monkeypatch.setattr(registration, "_CLOSED_WITHIN", 0.01)  # the kubelet has forgotten us
+    await node.kubelet.start()
+    async with node.running(toys()):
+        await node.has(TOY, healthy=3)
+        async with rival(node.kubelet, TOY):
+            await until(lambda: node.kubelet.streams(TOY) == 2)
+        await node.has(TOY, healthy=3)
 
 
 async def test_a_change_of_the_file_reaches_the_kubelet(node: Node) -> None:
@@ -173,6 +201,17 @@ async def test_a_change_of_the_file_reaches_the_kubelet(node: Node) -> None:
         await node.has(TOY, healthy=1, unhealthy=1)
         node.say("* healthy")
         await node.has(TOY, healthy=3)
+
+
+async def test_a_pod_gets_its_devices_and_its_claim_is_written_down(node: Node) -> None:
+    await node.kubelet.start()
+    async with node.running(toys()):
+        await node.has(TOY, healthy=3)
+        status = await node.kubelet.admit(pod(count=2))
+        assert status.phase is Phase.RUNNING
+        assert len(StateFile(node.state).read().claims or ()) == 2
+        node.say("* gone")
+        await node.has(TOY, healthy=0, unhealthy=2)
 
 
 async def test_a_pod_that_is_refused_reads_why(node: Node) -> None:
@@ -223,6 +262,52 @@ async def test_a_tombstone_is_rebuilt_from_podresources_alone(node: Node) -> Non
     async with node.running(toys()):
         await node.has(TOY, healthy=2, unhealthy=1)
         assert node.kubelet.resources[TOY].unhealthy == {device_id}
+
+
+async def both_witnesses_speak(node: Node, agent: Agent, resource: str) -> None:
+    """The kubelet is asked who holds what, writes its checkpoint, and is asked again: a claim that may end has ended.
+
+    What came of that is in the lists that it has got.
+    """
+
+    def written() -> tuple[int, int]:
+        found = (node.kubelet.plugin_dir / "kubelet_internal_checkpoint").stat()
+        return found.st_ino, found.st_mtime_ns
+
+    for _ in range(2):
+        await agent.node.pod_claims.ask()
+        before = written()
+        agent.node.resend(resource)
+        await until(lambda: written() != before, "the kubelet writes its checkpoint")  # noqa: B023  # awaited here
+
+
+async def test_a_renamed_resource_retires_until_its_claim_ends_and_then_its_server_goes(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.kubelet.start()
+    device_id = await hold_one(node, toys())
+    node.say()
+    await node.kubelet.stop()
+    hurry(monkeypatch)
+    come_of_age(monkeypatch)
+    with capture_logs() as lines:
+        async with node.running(toys(name=OTHER)) as agent:
+            await until(lambda: len(node.sockets()) == 2)
+            await node.kubelet.start()
+            await node.has(TOY, healthy=0, unhealthy=1)
+            assert node.kubelet.resources[TOY].unhealthy == {device_id}
+            await node.has(OTHER, healthy=3)
+            await both_witnesses_speak(node, agent, TOY)
+            assert node.sockets() == ["example.com_other.sock", "example.com_toy.sock"]
+            node.kubelet.end(pod())
+            await until(lambda: node.sockets() == ["example.com_other.sock"])
+            await until(lambda: node.kubelet.streams(TOY) == 0)
+            await until(lambda: StateFile(node.state).read().claims == ())  # a thread writes it
+            await node.has(OTHER, healthy=3)
+    events = [line["event"] for line in lines]
+    assert events.count("resource-retired") == 1
+    assert "part-failed" not in events
+    assert "part-restarts" not in events
 
 
 async def test_a_retired_name_that_is_back_waits_for_its_old_server(
@@ -279,6 +364,22 @@ async def test_a_retired_name_that_is_back_does_not_overtake_the_end_of_its_old_
         await node.has(OTHER, healthy=0, unhealthy=1)
         assert missed == [OTHER]
     await until(lambda: sorted(missed) == [OTHER, OTHER, TOY])
+
+
+async def test_a_claim_that_has_ended_lets_its_tombstone_go(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch)
+    await node.kubelet.start()
+    async with node.running(toys()) as agent:
+        await node.has(TOY, healthy=3)
+        await node.kubelet.admit(pod())
+        come_of_age(monkeypatch)
+        (device_id,) = node.kubelet.held(pod(), "app")[TOY]
+        node.say(f"{device_id} gone")
+        await node.has(TOY, healthy=2, unhealthy=1)
+        await both_witnesses_speak(node, agent, TOY)
+        assert node.shows(TOY, healthy=2, unhealthy=1)
+        node.kubelet.end(pod())
+        await node.has(TOY, healthy=2)
 
 
 # --- broken backends ---
@@ -367,6 +468,32 @@ async def test_backends_that_raise_or_talk_nonsense_are_reported_and_the_others_
     assert sum(times.values()) == len(said), "nothing else is said"
 
 
+async def test_a_backend_that_hangs_costs_the_others_nothing_and_does_not_hold_up_the_end(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "SETTLE", 0.0)
+    let_go, came_back = threading.Event(), threading.Event()
+
+    def hang(_: str) -> Discovery:
+        let_go.wait()
+        came_back.set()
+        return Discovery()
+
+    await node.kubelet.start()
+    with capture_logs() as lines:
+        async with node.running(bad(), toys(), backends={"bad": Bad(discover=hang)}) as agent:
+            await node.has(TOY, healthy=3)
+            await node.has(BAD, healthy=0)
+            for n in range(6):
+                node.say("stub-0 unhealthy" if n % 2 == 0 else "")
+                await node.has(TOY, healthy=2 + n % 2, unhealthy=(n + 1) % 2)
+            assert not agent.discoverers["bad"].first_scan.is_set()
+        assert not came_back.is_set(), "it hangs beyond the end"
+    let_go.set()
+    # on a busy machine the other may be slow, too
+    assert [line["backend"] for line in lines if line["event"] == "backend-slow"].count("bad") == 1
+
+
 @pytest.mark.parametrize("restarts", [False, True], ids=["the kubelet goes on", "the kubelet restarts"])
 async def test_a_first_list_waits_for_what_was_offered_before_as_long_as_the_kubelet_goes_on(
     node: Node, monkeypatch: pytest.MonkeyPatch, restarts: bool
@@ -424,6 +551,16 @@ async def test_a_first_list_does_not_wait_for_ever_for_what_was_offered_before(
     async with node.running(bad(), backends={"bad": Bad(discover=hang)}):
         await node.has(BAD, healthy=0)
     let_go.set()
+
+
+@pytest.mark.parametrize("does", [oh_no, lambda: None, lambda: ContainerEdits(env={"A": 1})])  # type: ignore[dict-item]
+async def test_a_backend_whose_edits_are_nonsense_refuses_with_a_sentence(node: Node, does: Callable[[], Any]) -> None:
+    await node.kubelet.start()
+    async with node.running(bad(), backends={"bad": Bad(edits=does)}):
+        await node.has(BAD, healthy=1)
+        status = await node.kubelet.admit(pod(resource=BAD))
+        assert status.phase is Phase.FAILED
+        assert "d of example.com/bad could not be made ready: the backend bad failed" in status.message
 
 
 # --- the plugin directory ---
@@ -594,3 +731,17 @@ async def test_it_can_be_cancelled_at_any_moment(node: Node) -> None:
         assert node.sockets() == []
         node.listed.clear()
         turns += 1 + turns // 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_it_well(node: Node, number: signal.Signals) -> None:
+    await node.kubelet.start()
+    running = asyncio.ensure_future(node.agent(toys()).run_until_signal())
+    await node.has(TOY, healthy=3)
+    os.kill(os.getpid(), number)
+    async with limit("it ends"):
+        await running
+    assert node.messages()[-1] != "READY"
+    assert node.sockets() == []
+    for each in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().remove_signal_handler(each)

@@ -144,6 +144,19 @@ async def test_all_slots_on_hardware_that_fails_change_in_one_message(node: Node
         assert healthy == [2]
 
 
+async def test_a_drained_device_gets_no_pod_and_keeps_those_it_has_until_it_is_undrained(node: Node) -> None:
+    async with node.running(cards(), backends={"cards": Cards()}) as agent:
+        await node.has(CARDS, healthy=4)
+        await node.kubelet.admit(pod("before", 4, CARDS))
+        await agent.node.drain(await agent.node.find("card 0"), "replacing the fan")
+        assert [drain["reason"] for drain in kept(node)["drains"]] == ["replacing the fan"]
+        await node.has(CARDS, healthy=2, unhealthy=2)
+        assert (await node.kubelet.admit(pod("after", 1, CARDS))).phase is Phase.FAILED
+        assert await agent.node.undrain(await agent.node.find("card 0")) == ("drained",)
+        await node.has(CARDS, healthy=4)
+        assert kept(node)["drains"] == []
+
+
 async def test_a_drain_ends_by_itself(node: Node) -> None:
     async with node.running(cards(), backends={"cards": Cards()}) as agent:
         await node.has(CARDS, healthy=4)
