@@ -272,15 +272,25 @@ class Ledger:
         for slot in list(self._claims) if slots is None else slots:
             if (claim := self._claims.get(slot)) is None or claim.held.claim is not None:
                 continue
-            held, having = claim.held, record.get(slot, claim.named)
-            uids = Pods(having) if slot in record else Pods()
-            had = held.pods | having.keys()
-            if slot not in record and sure:
+            held, recorded = claim.held, record.get(slot)
+            if (  # one pod has it, as before: so it is of almost all claims, whatever is asked
+                recorded is not None
+                and recorded == claim.named
+                and len(recorded) == 1
+                and (recorded.keys() == held.pods or (running is None and not held.pods))
+                and claim.may_run
+                and not held.trouble
+                and len(shown.get(slot, ())) <= 1
+            ):
+                continue
+            having = claim.named if recorded is None else recorded
+            uids, had = Pods(recorded or ()), held.pods | having.keys()
+            if recorded is None and sure:
                 had = Pods(uid for uid in had if not self._has_others(claim, uid, served))
             seen = Pods() if running is None else (held.pods & had | uids) & running
             if max(len(seen | uids), len(shown.get(slot, ()))) > 1:
                 trouble = TWO_PODS
-            elif slot in record or slot in shown:
+            elif recorded is not None or slot in shown:
                 trouble = ""
             elif seen:
                 trouble = FORGOTTEN if sure or lost else held.trouble
@@ -295,7 +305,7 @@ class Ledger:
                 absent = None if trouble == FORGOTTEN else claim.absent_since
                 claim = replace(claim, held=changed[-1], absent_since=absent)
                 self._put(claim)
-            may_run = claim.may_run if lost else slot in record or slot in shown
+            may_run = claim.may_run if lost else recorded is not None or slot in shown
             if (may_run, having) != (claim.may_run, claim.named):
                 self._claims[slot] = replace(claim, may_run=may_run, named=having)
         return changed
