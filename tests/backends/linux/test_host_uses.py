@@ -238,7 +238,7 @@ def test_a_card_over_which_pppoe_reaches_the_network(tmp_path: Path) -> None:
 
 def test_subfunctions_would_go_with_it(tmp_path: Path) -> None:
     assert said(tmp_path, f"{PATH}/mlx5_core.sf.2/sfnum = 88\n{PATH}/mlx5_core.eth.0/x = 1\n") == [
-        "1 subfunction, which would go"
+        "has 1 subfunction, which would go"
     ]
 
 
