@@ -1,4 +1,7 @@
-"""Knows which backends there are: a table of the built-in ones, and the entry points of installed ones."""
+"""Knows which backends there are: a table of the built-in ones, and the entry points of installed ones.
+
+A new kind of hardware is a file beside `stub.py`, the smallest of them, and a row here; `base.py` says what it must do.
+"""
 
 from __future__ import annotations
 

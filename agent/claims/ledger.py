@@ -1,5 +1,7 @@
 """Keeps the ledger of claims: which pod holds which device, from its Allocate until both witnesses say that it is over.
 
+Who gets a device that no pod holds is decided in `inventory/ownership.py`.
+
 Pure: times are handed in as seconds on one monotonic clock; what to persist, to resend or to release is
 returned. A claim ends only when a podresources List leaves it out *and* a checkpoint written after that
 List does too (kubelet contract: A5; a List leaves out init containers), the List asked for at least
