@@ -1,8 +1,8 @@
 """Takes hardware out of service: for an operator, who drains it, and in quarantine, where it flaps.
 
-A drain has a reason, and lasts for a time or until further notice; `daemon/state_file.py` has it on disk. Hardware that keeps failing and recovering, or going and
-coming back, stays Unhealthy for a while: its list would be sent, and its log line written, with each change; and a pod that got
-it would lose it soon. Each further quarantine is twice as long.
+A drain has a reason, and lasts for a time or until further notice; `daemon/state_file.py` has it on disk. Hardware that keeps
+failing and recovering, or going and coming back, stays Unhealthy for a while: its list would be sent, and its log line written,
+with each change; and a pod that got it would lose it soon. Each further quarantine is twice as long.
 """
 
 from __future__ import annotations

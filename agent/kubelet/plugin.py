@@ -1,4 +1,4 @@
-"""The device plugin service of one resource: what the kubelet calls.
+"""The device plugin service of one resource: what the kubelet calls. What Allocate answers is decided in `allocation.py`.
 
 ListAndWatch is level-triggered: a stream remembers the generation it sent and sends the latest newer one, at once
 for the first `CREDIT` changes, then at most one message per `COALESCE` seconds (every message makes the kubelet
