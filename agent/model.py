@@ -145,7 +145,8 @@ class Held(Struct, frozen=True, gc=False):
     traced: bool = False
     """Another plugin gave it, under a resource of ours: the hardware is what its answer led to among what was there."""
     pods: frozenset[str] = frozenset()
-    """UIDs of the pods that have it, by the kubelet's checkpoint, and whose processes were seen to run."""
+    """UIDs of the pods that have it: whose processes were seen to run, else whom the kubelet's checkpoint named last where
+    processes are to be seen."""
     trouble: str = ""
     """`FORGOTTEN` or `TWO_PODS`; empty: all is well."""
     claim: ResourceClaim | None = None

@@ -261,7 +261,7 @@ class ClaimFiles:
         """
         with suppress(FileNotFoundError):
             for path in sorted((self._metadata / uid).glob("*.json")):
-                with suppress(msgspec.MsgspecError):
+                with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # torn, or not ours
                     said = msgspec.json.decode(files.read(path, _MOST_OF_CLAIM, follow=False), type=_Metadata).metadata
                     if said.uid == uid:
                         return said.namespace, said.name

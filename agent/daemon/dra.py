@@ -183,14 +183,13 @@ class Dra:
                 record = msgspec.structs.replace(record, kubeconfig=mine.kubeconfig)
             if record is not None and (mine is None or msgspec.structs.replace(record, resources=()) != mine):
                 await self._withdraw(record)
-                left = (
-                    self._record.resources if self._record is not None else ()
-                )  # pods may have unknown claims of these
+                # pods may have unknown claims of these
+                left = self._record.resources if self._record is not None else ()
                 record = msgspec.structs.replace(mine, resources=left) if mine is not None else None
                 self._record = None
             if mine is not None:
                 before, self._record = self._record, record or mine
-                if before not in (None, self._record):
+                if before != self._record and (before is not None or self._record.resources):
                     await self._keep(frozenset(self._record.resources))
                 await self._publish(self._record)
             await anyio.sleep_forever()
@@ -313,7 +312,12 @@ def _read(file: Path) -> _Record | None:
     """What an earlier run kept, if anything."""
     try:
         return msgspec.json.decode(files.read(file, _MOST_BYTES), type=_Record)
-    except (OSError, msgspec.MsgspecError):  # of what a person wrote there nothing follows
+    except (
+        OSError,
+        msgspec.MsgspecError,
+        UnicodeDecodeError,
+        RecursionError,
+    ):  # of what a person wrote nothing follows
         return None
 
 

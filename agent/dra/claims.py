@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from agent.dra.names import is_pool_of
 from agent.dra.slices import TOKENS
 from agent.model import Held, ResourceClaim, Slot
 from agent.runtime.errors import brief, unknown
@@ -258,10 +259,11 @@ def _mistake(said: Parameters) -> str:
     return ""
 
 
-def is_over(claim: Mapping[str, Any], uid: str, driver: str, had: Iterable[ResourceClaim] = ()) -> bool:
+def is_over(claim: Mapping[str, Any], uid: str, driver: str, node: str, had: Iterable[ResourceClaim] = ()) -> bool:
     """Has a claim that the kubelet does not know any more ended: is it another, or reserved for nobody, or without ours?
 
-    Ours is what the driver allocated, and what the claim `had`: the driver may have had another name then.
+    Ours is what the driver allocated on this node (it may be another node's since), and what the claim `had`: driver and node
+    may have had other names then.
     """
     try:
         found = msgspec.convert(claim, _Claim)
@@ -270,7 +272,7 @@ def is_over(claim: Mapping[str, Any], uid: str, driver: str, had: Iterable[Resou
     allocation = found.status.allocation
     results = allocation.devices.results if allocation is not None else ()
     known = {(it.pool, it.device) for it in had}
-    ours = any(it.driver == driver or (it.pool, it.device) in known for it in results)
+    ours = any((it.driver == driver and is_pool_of(node, it.pool)) or (it.pool, it.device) in known for it in results)
     return found.metadata.uid != uid or not ours or not found.status.reserved_for
 
 

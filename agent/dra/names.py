@@ -86,6 +86,11 @@ def pool_name(node: str, resource: str) -> str:
     return made if len(made) <= MOST_IN_POOL else f"{digest(node)}/{domain}/{device_name(name)}"
 
 
+def is_pool_of(node: str, pool: str) -> bool:
+    """Is it a pool of this node, whatever the resource?"""
+    return pool.partition("/")[0] in (node, digest(node))
+
+
 def slice_name(node: str, driver: str, pool: str, number: int) -> str:
     """The name of a pool's slice: for ever the same, so that two writers cannot make it twice."""
     begin = f"{node}-{driver}"[: MOST_IN_POOL - 2 * _DIGEST - 8].rstrip("-.")

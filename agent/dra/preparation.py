@@ -449,7 +449,7 @@ class Preparer:
             ApiError: the API server does not say.
         """
         try:
-            return claims.is_over(await self._claim(namespace, name), uid, self._driver, had)
+            return claims.is_over(await self._claim(namespace, name), uid, self._driver, self._node, had)
         except ApiError as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 return True

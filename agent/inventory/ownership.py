@@ -105,15 +105,11 @@ def decide(
 
     # 4. Where is what each pod was given? A thousand tokens of one device are alike, and judged once.
     at: defaultdict[str, list[Found]] = defaultdict(list)  # hardware or place → the devices there
-    under_other_ids: defaultdict[Found, list[SlotKey]] = defaultdict(
-        list
-    )  # what pods have of a device by IDs that it lacks
-    at_its_place: defaultdict[Found, list[SlotKey]] = defaultdict(
-        list
-    )  # whose devices keep one at their place from others
-    without_owner: list[
-        tuple[Held, list[Found], list[str]]
-    ] = []  # the first of alike claims, what they are of, their IDs
+    # what pods have of a device by IDs that it lacks, and whose devices keep one at their place from others
+    under_other_ids: defaultdict[Found, list[SlotKey]] = defaultdict(list)
+    at_its_place: defaultdict[Found, list[SlotKey]] = defaultdict(list)
+    # the first of alike claims that have IDs which no device has, the devices that they are of, and those IDs
+    without_owner: list[tuple[Held, list[Found], list[str]]] = []
     for it in every if held.by_slot else ():
         for name in it.device.hardware | it.device.place:
             at[name].append(it)
@@ -124,9 +120,8 @@ def decide(
         by_owner: defaultdict[Found | None, list[SlotKey]] = defaultdict(list)  # the device that has their IDs now
         for one in alike:
             by_owner[owners[one.resource].get(one.id)].append(one.slot)
-        first_of: dict[
-            Found | None, SlotKey
-        ] = {}  # the device that pods were given → the first claim; None: it is not there
+        # the device that pods were given → the first claim; None: it is not there
+        first_of: dict[Found | None, SlotKey] = {}
         for owner, slots in by_owner.items():
             owner_is_same = owner is not None and is_same(claim, owner.device)
             given = owner if owner_is_same else next(iter(same), None)

@@ -203,8 +203,9 @@ def _meant_for(device: Device, resources: Iterable[Resource[Any]]) -> str:
 
 
 def _selects(device: Device, resources: Iterable[Resource[Any]]) -> str:
-    """The first resource whose selectors take it; empty if none do."""
-    return next((it.name for it in resources if device.resource in (None, it.name) and it.refuses(device) is None), "")
+    """The first resource whose selectors take it and that could name it; empty if none does."""
+    meant = (it for it in resources if device.resource in (None, it.name) and it.refuses(device) is None)
+    return next((it.name for it in meant if all(device.attributes.get(name) for name in it.named_by)), "")
 
 
 def _is_offered(inventory: Inventory, device: Device) -> bool:

@@ -127,9 +127,7 @@ class PodClaims:
         self._indexed: Checkpoint | None = None
         self._compared: Checkpoint | None = None  # the checkpoint that the claims were held against
         self._record: tuple[object, frozenset[str]] = (None, frozenset())  # which kubelet, and pods in its checkpoint
-        self._lost = (
-            Pods()
-        )  # whom the record before had, where a kubelet has begun with another that was not compared yet
+        self._lost = Pods()  # whom the record before had, where a kubelet has begun with one that was not compared
         self._asked_about: frozenset[str] = frozenset()  # the resources that were ours when both had been asked
         self._unrecorded = ""  # of what a pod holds what the checkpoint lacks: the next kubelet gives that away (A11.1)
         self._had_written: tuple[Version | None] | None = None  # the checkpoint that lay there when that was seen
@@ -370,23 +368,26 @@ class PodClaims:
             if not (lost := kubelet not in (None, before)):
                 return
             self._record = kubelet, pods  # what it asks for from now on, it knows
-        shown = {slot: Pods(self.pods(slot)) for slot in present or ()}
-        slots = [held.slot for held in self._ledger.held()]
-        looks = bool(slots) and (present is not None or lost or self._ledger.misses(self._given))
-        running = await self._running() if looks else None
-        if running and not sure:
-            self._allocated.set()
-        if checkpoint is not None and running is not None:
-            lost = not had.isdisjoint(running)  # whom it lacks may have ended before it began, while we stood still
-        served = checkpoint.served() if checkpoint and looks else {}
-        known = partial(self._ledger.known, self._given, shown, running, served=served, lost=lost, sure=sure)
-        has_changed = False
+        has_changed = is_done = False
         try:
+            shown = {slot: Pods(self.pods(slot)) for slot in present or ()}
+            slots = [held.slot for held in self._ledger.held()]
+            looks = bool(slots) and (present is not None or lost or self._ledger.misses(self._given))
+            running = await self._running() if looks else None
+            if running and not sure:
+                self._allocated.set()
+            if checkpoint is not None and running is not None:
+                lost = not had.isdisjoint(running)  # whom it lacks may have ended before it began, while we stood still
+            served = checkpoint.served() if checkpoint and looks else {}
+            known = partial(self._ledger.known, self._given, shown, running, served=served, lost=lost, sure=sure)
             async for batch in in_batches(slots):
                 if changed := known(slots=batch):
                     self._node.adopted(changed)
                     has_changed = True
-        finally:  # a first list that stops waiting cancels this: what was done so far counts
+            is_done = True
+        finally:  # a first list that stops waiting cancels this: what was done so far counts, the rest is to be done
+            if not is_done:
+                self._compared, self._lost = None, self._lost | had
             if has_changed:
                 self._node.claims_settled()
 
@@ -421,7 +422,7 @@ class PodClaims:
 
     def stream_ended(self) -> None:
         """Note the record of a kubelet that may be gone: the pods that it has dropped since are no loss of the next one's."""
-        with suppress(BlockingIOError):  # all resources' streams end with it: only the first has the file read again
+        with suppress(BlockingIOError):
             is_known = self._checkpoint.is_unchanged()
             self._note_record(self._checkpoint.last if is_known else read_at_once(self._plugin_dir))
 

@@ -113,7 +113,7 @@ class Intel(Vendor):
 
 def _obstacle(function: pci.Function) -> str:
     if function.virtual:
-        return f"it is divided into {several(len(function.virtual), 'virtual function')}, offered offered instead"
+        return f"it is divided into {several(len(function.virtual), 'virtual function')}, which are offered instead"
     if function.driver is None:
         return f"it has no driver; {' or '.join(DRIVERS)} is needed"
     if function.driver not in DRIVERS:

@@ -91,6 +91,9 @@ def test_the_metadata_tells_which_claim_it_is_and_nothing_where_it_makes_no_sens
     files.write("other", {"x": EDITS}, {"gpu": Path(str(files.metadata(UID, "nic"))).read_bytes()})
     assert files.named("other") is None  # it is another claim's
     assert files.named("none") is None
+    for torn in (b'{"metadata": {"name": "\xff', b"[" * 100_000):
+        files.write("torn", {"x": EDITS}, {"gpu": torn})
+        assert files.named("torn") is None
 
 
 def test_before_the_first_claim_there_is_no_directory_and_no_claim(files: ClaimFiles) -> None:

@@ -49,7 +49,7 @@ def read_one(**more: Any) -> Result:
 def test_whatever_stands_in_a_claim_it_is_read_or_refused_with_a_sentence(claim: dict[str, Any]) -> None:
     with suppress(AllocationRefused):
         read(claim, "u", "ns", "n", DRIVER)
-    is_over(claim, "u", DRIVER)
+    is_over(claim, "u", DRIVER, POOL.partition("/")[0])
 
 
 @pytest.mark.parametrize(("written", "meant"), [("3", 3), (2, 2), ("1k", 1000), ("2Ki", 2048), ("1M", 1_000_000)])
@@ -72,10 +72,11 @@ def test_a_toleration_of_anothers_taint_is_none_of_ours() -> None:
 
 def test_a_claim_is_over_once_it_is_another_reserved_for_nobody_or_without_devices_of_ours() -> None:
     used = claim_with([RESULT], reservedFor=[{"resource": "pods", "uid": "p"}])
-    assert not is_over(used, "u", DRIVER)
-    assert is_over(used, "another", DRIVER)
-    assert is_over(used, "u", "another.example.com")
-    assert is_over(claim_with([RESULT]), "u", DRIVER)
+    assert not is_over(used, "u", DRIVER, POOL.partition("/")[0])
+    assert is_over(used, "another", DRIVER, POOL.partition("/")[0])
+    assert is_over(used, "u", "another.example.com", POOL.partition("/")[0])
+    assert is_over(used, "u", DRIVER, "another-node"), "it was allocated again, elsewhere"
+    assert is_over(claim_with([RESULT]), "u", DRIVER, POOL.partition("/")[0])
 
 
 # --- parameters ---
