@@ -15,7 +15,7 @@ from agent.simulation.kubelet import Kubelet
 from agent.simulation.model import Change, Container, Kind, Pod, PodStatus, Version
 from tests.e2e.process import AgentProcess
 from tests.nodes import make_node
-from tests.wait import PATIENCE, limit
+from tests.wait import PATIENCE, limit, until
 
 WIDGET: Final = "fl.test/widget"
 _MAJOR: Final = 240  # for local use (Documentation/admin-guide/devices.txt): no driver is behind it
@@ -146,6 +146,11 @@ class Node:
 
     async def shows(self, holds: Callable[[Kubelet], bool], resource: str = WIDGET) -> None:
         await self.kubelet.wait_for(lambda k: resource in k.resources and holds(k), PATIENCE)
+
+    async def keeps(self, text: str) -> None:
+        """Wait until the agent's state file has this text; no file is there before the first write."""
+        file = self.state / "state.json"
+        await until(lambda: file.exists() and text in file.read_text(), f"{text} in {file}")
 
     def listed(self, resource: str = WIDGET) -> frozenset[str]:
         """Every ID of the resource, healthy or not."""

@@ -11,7 +11,6 @@ from agent.simulation.model import Phase
 from tests.e2e.foreign import hold, other_plugin
 from tests.e2e.node import UNHURRIED, WIDGET, Node, chardev, pod
 from tests.e2e.process import AgentProcess, finish
-from tests.wait import until
 
 
 @asynccontextmanager
@@ -46,7 +45,7 @@ async def test_what_a_pod_has_under_an_earlier_plugins_id_is_there_for_the_kubel
         await hold(node, WIDGET)
     async with node.agent() as before:
         await node.healthy("a-0", "w2")
-        await until(lambda: '"a-0"' in (node.state / "state.json").read_text(), "the adopted claim is kept")
+        await node.keeps('"a-0"')
         await node.kubelet.stop(kill=True)
         await before.kill()
     async with AgentProcess(node.config(chardev()), UNHURRIED) as agent:

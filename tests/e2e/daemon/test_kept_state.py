@@ -145,7 +145,7 @@ async def test_how_a_device_was_is_kept_though_the_daemon_is_killed(node: Node) 
     async with node.agent(prelude=AT_ONCE) as first:
         await node.healthy("w1")
         assert (await finish("drain", "--config", str(node.root / "config.toml"), "w1"))[0] == 0
-        await until(lambda: '"Drained"' in (node.state / "state.json").read_text())
+        await node.keeps('"Drained"')
         await first.kill()
     async with node.agent(prelude=AT_ONCE):
         _, out, _ = await finish("status", "--history", "w1", "--json", "--config", str(node.root / "config.toml"))

@@ -14,7 +14,7 @@ from tests.e2e.kmsg import KernelLog
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.pods.test_claims import OFTEN_ASKING
 from tests.e2e.process import finish
-from tests.wait import limit, until
+from tests.wait import limit
 
 GPUS = "nvidia.com/gpu"
 GPU = f'[[resource]]\nname = "{GPUS}"\nbackend = "gpu"\n'
@@ -41,12 +41,6 @@ async def says(node: Node, *command: str) -> str:
     """What a command prints, on one line."""
     _, out, err = await finish(*command, "--config", str(node.root / "config.toml"))
     return " ".join((out + err).split())
-
-
-async def until_kept(node: Node, device: str) -> None:
-    """Wait until the state file has this device."""
-    state = node.root / "state" / "state.json"
-    await until(lambda: f'"device":"{device}"' in (state.read_text() if state.exists() else ""), f"{device} in {state}")
 
 
 async def until_seen(node: Node, holds: Callable[[str], bool]) -> None:
@@ -119,7 +113,7 @@ async def test_what_goes_while_no_daemon_runs_is_missing_for_the_next_one(node: 
     node.mknod("w1", "w2")
     async with node.agent(prelude=AT_ONCE) as agent:
         await node.healthy("w1", "w2")
-        await until_kept(node, "/dev/w2")
+        await node.keeps('"device":"/dev/w2"')
         agent.signal(signal.SIGTERM)
         assert await agent.ended() == 0
     node.unlink("w2")
@@ -215,7 +209,7 @@ async def test_a_gpu_goes_by_all_its_names_also_once_its_driver_is_gone_and_afte
     async with node.kubelet:
         async with node.agent(GPU, prelude=AT_ONCE, sys=f"{node.root}/sys", proc=f"{node.root}/proc") as agent:
             await node.healthy(uuid(0), uuid(1), resource=GPUS)
-            await until_kept(node, uuid(1))
+            await node.keeps(f'"device":"{uuid(1)}"')
             assert await answers() == {f"pci:{second}"}
             (node.root / "sys/bus/pci/devices" / second / "driver").unlink()
             shutil.rmtree(node.root / "proc/driver/nvidia/gpus" / second)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agent.simulation.model import Container, Phase, Pod, PodStatus
 from tests.e2e.node import WIDGET, Node, chardev, pod
 from tests.e2e.process import finish
-from tests.wait import limit, until
+from tests.wait import limit
 
 
 async def test_a_second_pod_is_refused_what_the_kubelet_gives_out_twice(node: Node) -> None:
@@ -110,7 +110,7 @@ async def test_while_the_processes_of_a_pod_are_seen_it_has_its_devices_whatever
         await node.healthy("w1")
         first = await node.admit(pod())
         cgroups.run(first)
-        await until(lambda: first.uid in (node.state / "state.json").read_text())
+        await node.keeps(first.uid)
         await lost(node, emptied=True)
         await node.shows(lambda k: k.resources[WIDGET].unhealthy == {"w1"})
         await agent.kill()
