@@ -62,7 +62,6 @@ def decide(
     """
     every = sorted(found, key=lambda it: it.ref)
     lists: defaultdict[str, dict[str, Slot]] = defaultdict(dict)
-    wrong: dict[SlotKey, Health] = {}  # what is Unhealthy of a pod's, though its device may be well
     barred: dict[Found, Health] = {}
 
     # 1. Each device joins the first resource that may have it. What pods hold is decided before anything else.
@@ -103,53 +102,15 @@ def decide(
                     if placed[it].resource == name:
                         barred.setdefault(it, withheld(unmapped))
 
-    # 4. Where is what each pod was given? A thousand tokens of one device are alike, and judged once.
+    # 4. Where is what each pod was given? A device at the place of one that is not there is kept from others.
     at: defaultdict[str, list[Found]] = defaultdict(list)  # hardware or place → the devices there
-    # what pods have of a device by IDs that it lacks, and whose devices keep one at their place from others
-    under_other_ids: defaultdict[Found, list[SlotKey]] = defaultdict(list)
-    at_its_place: defaultdict[Found, list[SlotKey]] = defaultdict(list)
-    # the first of alike claims that have IDs which no device has, the devices that they are of, and those IDs
-    without_owner: list[tuple[Held, list[Found], list[str]]] = []
     for it in every if held.by_slot else ():
         for name in it.device.hardware | it.device.place:
             at[name].append(it)
-    for alike in held.alike() if held.by_slot else ():
-        claim = alike[0]
-        near = given_to(claim, at)
-        same = [it for it in near if is_same(claim, it.device)]
-        by_owner: defaultdict[Found | None, list[SlotKey]] = defaultdict(list)  # the device that has their IDs now
-        for one in alike:
-            by_owner[owners[one.resource].get(one.id)].append(one.slot)
-        # the device that pods were given → the first claim; None: it is not there
-        first_of: dict[Found | None, SlotKey] = {}
-        for owner, slots in by_owner.items():
-            owner_is_same = owner is not None and is_same(claim, owner.device)
-            given = owner if owner_is_same else next(iter(same), None)
-            first_of[given] = min(*slots, first_of.get(given, slots[0]))
-            if owner is not None and (why := wrong_with(claim, owner)) is not None:
-                wrong.update(dict.fromkeys(slots, why))
-            # 4a. The device has other IDs now: as many of them are kept back as pods have it by IDs that it lacks.
-            for it in near:
-                if it is not owner and it in placed:
-                    is_displaced = it in same and (claim.resource != placed[it].resource or not owner_is_same)
-                    if is_displaced or not claim.hardware.isdisjoint(it.device.exclusive):
-                        under_other_ids[it] += slots
-        if by_owner[None]:
-            without_owner.append((claim, same, [device_id for _, device_id in by_owner[None]]))
-        # 4b. A device at the place of a pod's is kept from others. The pod's may not be there: this may be it, plugged in
-        # again or with new firmware. If it is there, one of the two is the whole (a stick) and the other a part (its node).
-        for it in {it for name in places(claim) for it in at[name] if it in placed and name in places(it.device)}:
-            if is_for_one(it):
-                is_part_of_other = owns_its_place(claim) != owns_its_place(it.device)
-                at_its_place[it] += [
-                    slot
-                    for given, slot in first_of.items()
-                    if given is None or (given is not it and is_for_one(given) and is_part_of_other)
-                ]
-    for it, slots in at_its_place.items():
-        if slots:
-            claim = held.by_slot[min(slots)]
-            barred.setdefault(it, held_at_its_place(*claim.slot, min(places(claim) & places(it.device))))
+    given = _located(held, at, outcome, wrong_with, is_for_one)
+    for it, slots in given.at_its_place.items():
+        claim = held.by_slot[min(slots)]
+        barred.setdefault(it, held_at_its_place(*claim.slot, min(places(claim) & places(it.device))))
 
     # 5. The IDs of each device say how it is,
     crowded = set[Found]()
@@ -159,7 +120,7 @@ def decide(
             listed.update(zip(place.ids, map(Slot, place.ids, repeat(it.device), repeat(own)), strict=True))
             continue
         free = [device_id for device_id in place.ids if (name, device_id) not in held.by_slot]
-        others = sorted(under_other_ids.get(it, ()))
+        others = sorted(given.under_other_ids.get(it, ()))
         back = kept_back(name, place.ids, free, others)
         if len(others) > len(free):
             crowded.add(it)
@@ -167,8 +128,8 @@ def decide(
         if own.offered and it in barred:  # 5a. but no pod may have those that are free,
             says.update(dict.fromkeys(free, barred[it]))
         says.update(back)  # 5b. some are kept back for pods that have it under other IDs,
-        for device_id in place.ids if wrong else ():  # 5c. and a pod may have been given another than is there now.
-            if (why := wrong.get((name, device_id))) is not None:
+        for device_id in place.ids if given.wrong else ():  # 5c. and a pod may have another than is there.
+            if (why := given.wrong.get((name, device_id))) is not None:
                 says[device_id] = why
         listed.update(zip(says, map(Slot, says, repeat(it.device), says.values()), strict=True))
 
@@ -196,10 +157,73 @@ def decide(
         # 6d. or of hardware that is gone, or was never known.
         return None, HELD_AND_GONE if claim.hardware else UNMAPPED
 
-    for claim, same, ids in without_owner:
+    for claim, same, ids in given.without_owner:
         device, health_of_it = listed_for_its_pod(claim, same)
         lists[claim.resource].update((device_id, Slot(device_id, device, health_of_it)) for device_id in ids)
     return Decision(lists, placed, outcome.rejected, barred)
+
+
+class _Located(Struct):
+    """Where what pods were given is now."""
+
+    wrong: dict[SlotKey, Health]
+    """What is Unhealthy of a pod's, though its device may be well."""
+    under_other_ids: defaultdict[Found, list[SlotKey]]
+    """What pods have of a device by IDs that it lacks."""
+    at_its_place: defaultdict[Found, list[SlotKey]]
+    """Whose devices keep one at their place from others."""
+    without_owner: list[tuple[Held, list[Found], list[str]]]
+    """The first of alike claims that have IDs which no device has, the devices that they are of, and those IDs."""
+
+
+def _located(
+    held: Holdings,
+    at: Mapping[str, list[Found]],
+    outcome: Outcome,
+    wrong_with: Callable[[Held, Found], Health | None],
+    is_for_one: Callable[[Found], bool],
+) -> _Located:
+    """Find what each pod was given. A thousand tokens of one device are alike, and judged once.
+
+    Args:
+        held: what pods hold.
+        at: hardware or place → the devices there.
+        outcome: which resource has each device, and which device each ID.
+        wrong_with: why a pod's slot is Unhealthy, whose ID is this device's now.
+        is_for_one: whether only one pod at a time may have a device.
+    """
+    given = _Located({}, defaultdict(list), defaultdict(list), [])
+    for alike in held.alike() if held.by_slot else ():
+        claim = alike[0]
+        near = given_to(claim, at)
+        same = [it for it in near if is_same(claim, it.device)]
+        by_owner: defaultdict[Found | None, list[SlotKey]] = defaultdict(list)  # the device that has their IDs now
+        for one in alike:
+            by_owner[outcome.owners[one.resource].get(one.id)].append(one.slot)
+        first_of: dict[Found | None, SlotKey] = {}  # the device they were given → the first; None: it is away
+        for owner, slots in by_owner.items():
+            owner_is_same = owner is not None and is_same(claim, owner.device)
+            has = owner if owner_is_same else next(iter(same), None)
+            first_of[has] = min(*slots, first_of.get(has, slots[0]))
+            if owner is not None and (why := wrong_with(claim, owner)) is not None:
+                given.wrong.update(dict.fromkeys(slots, why))
+            # 4a. The device has other IDs now: as many of them are kept back as pods have it by IDs that it lacks.
+            for it in near:
+                if it is not owner and (place := outcome.placed.get(it)) is not None:
+                    is_displaced = it in same and (claim.resource != place.resource or not owner_is_same)
+                    if is_displaced or not claim.hardware.isdisjoint(it.device.exclusive):
+                        given.under_other_ids[it] += slots
+        if by_owner[None]:
+            given.without_owner.append((claim, same, [device_id for _, device_id in by_owner[None]]))
+        # 4b. A device at the place of a pod's is kept from others. The pod's may not be there: this may be it, plugged in
+        # again or with new firmware. If it is there, one of the two is the whole (a stick) and the other a part (its node).
+        around = {it for name in places(claim) for it in at.get(name, ()) if name in places(it.device)}
+        for it in (it for it in around if it in outcome.placed and is_for_one(it)):
+            is_part_of_other = owns_its_place(claim) != owns_its_place(it.device)
+            for has, slot in first_of.items():
+                if has is None or (has is not it and is_for_one(has) and is_part_of_other):
+                    given.at_its_place[it].append(slot)
+    return given
 
 
 def _given_elsewhere(it: Found, foreign: Holdings) -> Health | None:
