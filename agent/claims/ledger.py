@@ -90,6 +90,24 @@ def _is_bare(held: Held) -> bool:
     return not held.hardware or held.foreign or held.traced
 
 
+class Witnessed(Struct, frozen=True):
+    """Which pods have what, as the kubelet knows it, and which of them run."""
+
+    record: Mapping[SlotKey, Containers]
+    """The slots of the checkpoint, with the pods and containers that have them."""
+    shown: Mapping[SlotKey, Pods] = MappingProxyType({})
+    """The slots of a List that was asked for after it, with the names of their pods."""
+    running: Pods | None = None
+    """UIDs of the pods that had processes after the record was read; None: that cannot be seen."""
+    served: Mapping[tuple[str, str, str], Collection[str]] = MappingProxyType({})
+    """UID, container and resource → the IDs that the checkpoint has for it."""
+    is_lost: bool = False
+    """The kubelet has begun with an empty record. Of what it lacks, it knows nothing."""
+    is_sure: bool = True
+    """The kubelet has begun with this record, or was asked for a List. Else what lacks the devices of a pod that runs may be a
+    record that is older than the pod, and was written last."""
+
+
 class HeldThen(Collection[Held]):
     """What was held at one moment: the first so many of a list that only grows, so that it costs nothing to take."""
 
@@ -245,32 +263,17 @@ class Ledger:
             self._put(_Claim(news[-1], claim.since if claim else now))
         return news
 
-    def known(
-        self,
-        record: Mapping[SlotKey, Containers],
-        shown: Mapping[SlotKey, Pods] = MappingProxyType({}),
-        running: Pods | None = None,
-        *,
-        served: Mapping[tuple[str, str, str], Collection[str]] = MappingProxyType({}),
-        lost: bool = False,
-        sure: bool = True,
-        slots: Iterable[SlotKey] | None = None,
-    ) -> list[Held]:
+    def known(self, seen: Witnessed, slots: Iterable[SlotKey] | None = None) -> list[Held]:
         """Take in which pods have what, as the kubelet knows it now; returns the claims that are others with it.
 
         The kubelet forgets a pod's devices when the pod has ended, so that nothing of it runs.
 
         Args:
-            record: the slots of the checkpoint, with the pods and containers that have them.
-            shown: the slots of a List that was asked for after it, with the names of their pods.
-            running: UIDs of the pods that had processes after the record was read; None: that cannot be seen.
-            served: UID, container and resource → the IDs that the checkpoint has for it.
-            lost: has the kubelet begun with an empty record? Of what it lacks, it knows nothing.
-            sure: has the kubelet begun with this record, or was it asked for a List? Else what lacks the devices of a pod
-                that runs may be a record that is older than the pod, and was written last.
+            seen: what the kubelet knows, and which pods run.
             slots: the claims to look at; None: all.
         """
         changed = []
+        record, shown, is_blind = seen.record, seen.shown, seen.running is None
         for slot in list(self._claims) if slots is None else slots:
             if (claim := self._claims.get(slot)) is None or claim.held.claim is not None:
                 continue
@@ -279,38 +282,46 @@ class Ledger:
                 recorded is not None
                 and recorded == claim.named
                 and len(recorded) == 1
-                and (recorded.keys() == held.pods or (running is None and not held.pods))
+                and (recorded.keys() == held.pods or (is_blind and not held.pods))
                 and claim.may_run
                 and not held.trouble
                 and len(shown.get(slot, ())) <= 1
             ):
                 continue
-            having = claim.named if recorded is None else recorded
-            uids, had = Pods(recorded or ()), held.pods | having.keys()
-            if recorded is None and sure:
-                had = Pods(uid for uid in had if not self._has_others(claim, uid, served))
-            seen = Pods() if running is None else (held.pods & had | uids) & running
-            if max(len(seen | uids), len(shown.get(slot, ()))) > 1:
-                trouble = TWO_PODS
-            elif recorded is not None or slot in shown:
-                trouble = ""
-            elif seen:
-                trouble = FORGOTTEN if sure or lost else held.trouble
-            elif (running is not None or not had) and (held.pods or having):  # they have ended, or have others by now
-                trouble = ""
-            else:
-                trouble = FORGOTTEN if held.trouble == FORGOTTEN or (lost and claim.may_run) else ""
-            named = uids if running is not None and sure else Pods()
-            pods = seen or named or held.pods & had  # who had it, once nothing of them runs
-            if (pods, trouble) != (held.pods, held.trouble):
-                changed.append(replace(held, pods=pods, trouble=trouble))
-                absent = None if trouble == FORGOTTEN else claim.absent_since
-                claim = replace(claim, held=changed[-1], absent_since=absent)
-                self._put(claim)
-            may_run = claim.may_run if lost else recorded is not None or slot in shown
-            if (may_run, having) != (claim.may_run, claim.named):
-                self._claims[slot] = replace(claim, may_run=may_run, named=having)
+            now = self._judged(claim, seen)
+            if now.held != held:
+                changed.append(now.held)
+                self._put(now)
+            elif now != claim:
+                self._claims[slot] = now
         return changed
+
+    def _judged(self, claim: _Claim, seen: Witnessed) -> _Claim:
+        """A claim with its pods and its trouble by what is seen."""
+        held, slot = claim.held, claim.held.slot
+        recorded, shown = seen.record.get(slot), seen.shown.get(slot, Pods())
+        named = claim.named if recorded is None else recorded
+        uids, had = Pods(recorded or ()), held.pods | named.keys()
+        if recorded is None and seen.is_sure:
+            had = Pods(uid for uid in had if not self._has_others(claim, uid, seen.served))
+        running = Pods() if seen.running is None else (held.pods & had | uids) & seen.running
+        is_recorded = recorded is not None or slot in seen.shown
+        if max(len(running | uids), len(shown)) > 1:
+            trouble = TWO_PODS
+        elif is_recorded:
+            trouble = ""
+        elif running:
+            trouble = FORGOTTEN if seen.is_sure or seen.is_lost else held.trouble
+        elif (seen.running is not None or not had) and (held.pods or named):  # they have ended, or have others by now
+            trouble = ""
+        else:
+            trouble = FORGOTTEN if held.trouble == FORGOTTEN or (seen.is_lost and claim.may_run) else ""
+        last = uids if seen.running is not None and seen.is_sure else Pods()
+        pods = running or last or held.pods & had  # who had it, once nothing of them runs
+        if (pods, trouble) != (held.pods, held.trouble):
+            absent = None if trouble == FORGOTTEN else claim.absent_since
+            claim = replace(claim, held=replace(held, pods=pods, trouble=trouble), absent_since=absent)
+        return replace(claim, may_run=claim.may_run if seen.is_lost else is_recorded, named=named)
 
     def _has_others(self, claim: _Claim, uid: str, served: Mapping[tuple[str, str, str], Collection[str]]) -> bool:
         """Has each container of this pod that had the claim's slot been given others of the resource after it?

@@ -24,7 +24,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from agent.claims.ledger import Answer, Containers, Ledger, Pods, Trace, Tracer, names_of
+from agent.claims.ledger import Answer, Containers, Ledger, Pods, Trace, Tracer, Witnessed, names_of
 from agent.inventory.inventory import Inventory
 from agent.kubelet import witnesses
 from agent.kubelet.wire import PodDevices
@@ -379,9 +379,9 @@ class PodClaims:
             if checkpoint is not None and running is not None:
                 lost = not had.isdisjoint(running)  # whom it lacks may have ended before it began, while we stood still
             served = checkpoint.served() if checkpoint and looks else {}
-            known = partial(self._ledger.known, self._given, shown, running, served=served, lost=lost, sure=sure)
+            seen = Witnessed(self._given, shown, running, served, is_lost=lost, is_sure=sure)
             async for batch in in_batches(slots):
-                if changed := known(slots=batch):
+                if changed := self._ledger.known(seen, batch):
                     self._node.adopted(changed)
                     has_changed = True
             is_done = True

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec.structs import replace
 
-from agent.claims.ledger import MIN_AGE, REWRITE_AFTER, Ledger, Pods, Traced
+from agent.claims.ledger import MIN_AGE, REWRITE_AFTER, Ledger, Pods, Traced, Witnessed
 from agent.model import FORGOTTEN, TWO_PODS, Held, ResourceClaim, SlotKey
 from tests.fakes import KIND, device, held
 
@@ -49,7 +49,7 @@ def test_what_was_given_for_a_resource_claim_ends_when_that_is_unprepared_whatev
     ledger = old_ledger(X, BY_CLAIM)
     listed(ledger, NOBODY)
     assert ledger.checkpoint(NOBODY, (2,)) == [X]
-    assert known(ledger, {}, running=frozenset({"u"}), lost=True) == []
+    assert known(ledger, {}, running=frozenset({"u"}), is_lost=True) == []
     assert ledger.held() == [BY_CLAIM]
     assert ledger.prepared("uid-1") == [BY_CLAIM]
     assert ledger.unprepared("uid-1") == [BY_CLAIM]
@@ -244,7 +244,8 @@ POD, LATER = frozenset({"pod"}), frozenset({"later"})
 
 def known(ledger: Ledger, record: Mapping[SlotKey, Pods], *seen: Any, **more: Any) -> list[Held]:
     """Hold the claims against a record in which each pod has one container."""
-    return ledger.known({slot: dict.fromkeys(pods, ("c",)) for slot, pods in record.items()}, *seen, **more)
+    containers = {slot: dict.fromkeys(pods, ("c",)) for slot, pods in record.items()}
+    return ledger.known(Witnessed(containers, *seen, **more))
 
 
 def doubts(ledger: Ledger) -> list[str]:
@@ -254,12 +255,12 @@ def doubts(ledger: Ledger) -> list[str]:
 def test_what_a_kubelet_lost_from_its_record_does_not_end_and_is_known_again_with_the_record() -> None:
     ledger = old_ledger()
     assert known(ledger, {X.slot: POD}) == []
-    assert [it.trouble for it in known(ledger, {}, lost=True)] == [FORGOTTEN]
+    assert [it.trouble for it in known(ledger, {}, is_lost=True)] == [FORGOTTEN]
     assert known(ledger, {}) == []
     listed(ledger, NOBODY)
     assert (ledger.ending(), ledger.checkpoint(NOBODY, (2,))) == (False, [])
     assert [it.trouble for it in known(ledger, {}, {X.slot: POD})] == [""]
-    known(ledger, {}, lost=True)
+    known(ledger, {}, is_lost=True)
     known(ledger, {X.slot: POD})
     assert doubts(ledger) == [""]
 
@@ -269,7 +270,7 @@ def test_what_an_intact_record_lacks_has_ended_and_is_not_lost_with_the_record()
     known(ledger, {X.slot: POD})
     known(ledger, {})
     listed(ledger, NOBODY)
-    assert known(ledger, {}, lost=True) == []
+    assert known(ledger, {}, is_lost=True) == []
     assert ledger.checkpoint(NOBODY, (2,)) == [X]
 
 
@@ -278,7 +279,7 @@ def test_what_a_pod_had_before_a_reboot_is_not_lost_since_nothing_of_it_runs() -
     kept = msgspec.structs.replace(X, pods=POD, trouble=FORGOTTEN)
     assert ledger.restore([kept], 0.0) == [kept]
     assert ledger.restore([kept], 0.0, rebooted=True) == [msgspec.structs.replace(X, rebooted=True)]
-    assert known(ledger, {}, running=LATER, lost=True) == []
+    assert known(ledger, {}, running=LATER, is_lost=True) == []
 
 
 def test_a_pod_that_was_seen_to_run_has_what_it_has_until_it_is_seen_no_more() -> None:
@@ -290,7 +291,7 @@ def test_a_pod_that_was_seen_to_run_has_what_it_has_until_it_is_seen_no_more() -
     assert ledger.believe(frozenset({"card"})) != []
     known(ledger, {}, running=POD)
     assert doubts(ledger) == [FORGOTTEN], "what is seen counts more than an operator's word"
-    known(ledger, {}, running=None, lost=True)
+    known(ledger, {}, running=None, is_lost=True)
     assert doubts(ledger) == [FORGOTTEN]
     known(ledger, {}, running=LATER)
     assert doubts(ledger) == [""]
@@ -306,7 +307,7 @@ def test_what_a_container_had_before_it_was_given_others_is_not_forgotten() -> N
     known(ledger, {(A, "y"): POD}, running=POD, served=given)
     assert doubts(ledger) == [FORGOTTEN, ""], "what it has now may be from before: a record may be an older one"
     ledger.allocate([held(A, "y", CARD)], 1.0)
-    known(ledger, {(A, "y"): POD}, running=POD, served=given, sure=False)
+    known(ledger, {(A, "y"): POD}, running=POD, served=given, is_sure=False)
     assert doubts(ledger) == [FORGOTTEN, ""]
     known(ledger, {(A, "y"): POD}, running=POD, served={("pod", "another", A): ("y",)})
     assert doubts(ledger) == [FORGOTTEN, ""], "another container has those"
@@ -322,15 +323,15 @@ def test_a_pod_that_a_record_named_and_that_has_ended_has_nothing_after_a_restar
     known(ledger, {X.slot: POD}, running=LATER)
     again = Ledger()
     again.restore(ledger.held(), 0.0)
-    known(again, {}, running=LATER, lost=True)
+    known(again, {}, running=LATER, is_lost=True)
     assert doubts(again) == [""]
-    known(again, {}, running=POD, lost=True)
+    known(again, {}, running=POD, is_lost=True)
     assert doubts(again) == [FORGOTTEN], "it starts"
 
 
 def test_an_operator_says_that_no_pod_has_what_the_kubelet_has_forgotten() -> None:
     ledger = old_ledger()
-    known(ledger, {}, lost=True)
+    known(ledger, {}, is_lost=True)
     assert ledger.believe(frozenset({"another"})) == []
     assert ledger.believe(frozenset({"card"})) == [X]
     known(ledger, {})
@@ -359,7 +360,7 @@ def test_two_pods_with_one_device_are_found_and_their_resource_is_sent_again(
 SLOTS = [(A, "x"), (A, "y"), (B, "x")]
 
 
-class Witnessed(RuleBasedStateMachine):
+class ComingAndGoing(RuleBasedStateMachine):
     """Pods come and go; a kubelet shows them as the contract says: Lists without init containers, stale checkpoints.
 
     It may lose its record (A11.1): then it knows none of the pods that run.
@@ -406,13 +407,13 @@ class Witnessed(RuleBasedStateMachine):
         }  # nor is the end of those seen
         self.forgotten = set(self.pods)
         self.written, self.version = set(), self.version + 1
-        self.compare(lost=True)
+        self.compare(is_lost=True)
 
-    def compare(self, *, lost: bool = False) -> None:
+    def compare(self, *, is_lost: bool = False) -> None:
         """Hold the claims against the record, as is done before each list and with each answer."""
         running = frozenset(map(str, self.pods)) if self.is_seen else None
         record = {slot: frozenset({str(slot)}) for slot in self.written}
-        known(self.ledger, record, running=running, lost=lost)
+        known(self.ledger, record, running=running, is_lost=is_lost)
         for slot in self.ledger.forgotten():
             self.absent.pop(slot, None)
 
@@ -505,8 +506,8 @@ class Witnessed(RuleBasedStateMachine):
         assert self.pods.keys() == {claim.slot for claim in self.ledger.held()}
 
 
-Witnessed.TestCase.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
-test_whatever_pods_and_witnesses_do = Witnessed.TestCase
+ComingAndGoing.TestCase.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+test_whatever_pods_and_witnesses_do = ComingAndGoing.TestCase
 
 
 @pytest.mark.parametrize("ran", [POD | LATER, LATER], ids=["seen to run", "never seen to run"])
@@ -516,5 +517,5 @@ def test_what_a_pod_had_that_ended_before_the_kubelet_began_with_an_empty_record
     ledger = old_ledger()
     known(ledger, {X.slot: POD}, running=ran)
     known(ledger, {X.slot: POD}, running=LATER)
-    assert known(ledger, {}, running=LATER, lost=True) == []
+    assert known(ledger, {}, running=LATER, is_lost=True) == []
     assert doubts(ledger) == [""]
