@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Coroutine, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
+from dataclasses import replace as replaced
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,8 @@ class Pod:
     """What the plugin that gave it said, as the checkpoint has it."""
     is_told: bool = True
     """Does the answer say what it has?"""
+    is_known: bool = True
+    """Does its ID say what it has? Not of a device of several parts, which may be in others since, once our state is lost."""
 
 
 def answer(hardware: frozenset[str]) -> bytes:
@@ -192,6 +195,9 @@ class Switching(RuleBasedStateMachine):
     @rule(has_state=st.booleans())
     def restart(self, has_state: bool) -> None:
         kept = self.daemon.ledger.held() if has_state else ()
+        for uid, it in self.kubelet.pods.items() if not has_state else ():
+            is_ours_of_parts = len(it.hardware) > len(it.ids) and not set(it.ids) & set(FOREIGN)
+            self.kubelet.pods[uid] = replaced(it, is_known=False) if is_ours_of_parts else it
         self.daemon = Daemon(self.resources, kept, self.clock)
         self.daemon.inventory.set_health(dict.fromkeys(self.sick, BROKEN))
         self.daemon.inventory.update(KIND, self.devices())
@@ -302,7 +308,7 @@ class Switching(RuleBasedStateMachine):
         """Must a resource mind what that pod has?"""
         if pod.resource == THEIRS:
             return pod.is_told and self.count == 1  # what several may have others share, too
-        return pod.is_told or (self.adopt == "strict" and pod.resource == name)
+        return pod.is_known and (pod.is_told or (self.adopt == "strict" and pod.resource == name))
 
     @precondition(lambda self: self.kubelet.pods)
     @rule(data=st.data())
