@@ -80,8 +80,8 @@ LIMITS: Final[Mapping[tuple[str, str], Limit]] = {
     ("steady_cpu_growth", "1,000 devices more"): Limit(
         "%", p50=10.0, missed_because="events of many devices are of many units, each of which is read"
     ),
-    ("exec_to_registered_growth", "a resource more"): Limit("ms", p50=2.5, missed_because=_REGISTRATION),
-    ("kubelet_to_registered_growth", "a resource more"): Limit("ms", p50=2.0, missed_because=_REGISTRATION),
+    ("exec_to_registered_growth", "a resource more"): Limit("ms", bare=1.4, missed_because=_REGISTRATION),
+    ("kubelet_to_registered_growth", "a resource more"): Limit("ms", bare=1.0, missed_because=_REGISTRATION),
     ("rss_after_restarts_growth", "a resource more"): Limit(
         "MB", p50=0.2, missed_because="a resource has a server and a list"
     ),
