@@ -562,7 +562,7 @@ def of_device(it: Device | Explanation, name: str, node: str = "") -> Advice | N
 
 
 def undrain_ends(reason: str) -> bool:
-    """Does `fairlead undrain` end this reason, whatever the hardware is like?"""
+    """Whether `fairlead undrain` ends this reason, whatever the hardware is like."""
     found = _of(reason, "")
     return reason != "drained" and found is not None and "fairlead undrain" in found.ends
 
