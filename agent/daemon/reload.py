@@ -207,7 +207,7 @@ class Reloader:
 
 
 def _is_empty(file: Path) -> bool:
-    """Is nothing in it, or is there no such file?"""
+    """Whether the file is empty or missing."""
     try:
         return file.stat().st_size == 0
     except OSError:
