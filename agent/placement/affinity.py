@@ -84,7 +84,7 @@ class Company(Struct, frozen=True):
 
     devices: Sequence[Device]
     given: bool = True
-    """Does the container have them? Else they are free, and it may ask for some of them next."""
+    """Whether the container has them. Else they are free, and it may ask for some of them next."""
 
 
 class Quota(Struct, frozen=True):

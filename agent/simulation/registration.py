@@ -101,7 +101,7 @@ def join(directory: Path, endpoint: str) -> Path:
 
 
 def is_extended_resource(name: str) -> bool:
-    """Does the kubelet accept a device plugin for this name? (kubelet contract: A1).
+    """Whether the kubelet accepts a device plugin for this name (kubelet contract: A1).
 
     The agent has a check of its own: each is evidence for the other.
     """

@@ -66,7 +66,7 @@ class Terms(Struct):
         state: directories where the plugin keeps what it remembers; they are emptied before each scenario, whose pods are others.
         respawn: start the plugin again when it ends by itself, as a DaemonSet does.
         known: the resources that the plugin has; the first scenario that starts it finds them.
-        is_tried: has a scenario started the plugin?
+        is_tried: whether a scenario has started the plugin.
         heading: is told which scenario a process is started for, before it is.
     """
 
