@@ -106,7 +106,7 @@ def name_problem(name: str) -> str | None:
     if is_template(PLACEHOLDER.sub("", name)):
         return f"{name!r} must have braces only around the name of an attribute, as in 'nvidia.com/mig-{{profile}}'"
     if is_template(name.partition("/")[0]):
-        return f"{name!r} may have an attribute only after the '/': a domain is nobody's to be made up"
+        return f"{name!r} may have an attribute only after the '/': the domain is fixed"
     if problem := resource_name_problem(PLACEHOLDER.sub("x", name)):
         return f"as a template it must leave valid names, and with an 'x' for each attribute {problem}"
     return None

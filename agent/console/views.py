@@ -18,7 +18,7 @@ NAMES_NOTHING: Final = "no device gives it a name so far"
 """Of a template that has given no resource."""
 
 ENDS: Final[Mapping[str, str]] = {
-    "rebind": "its driver bound anew",
+    "rebind": "its driver bound again",
     "recovered": "a recovery that the kernel tells of",
     "our-reset": "a reset by Fairlead",
     "boot": "a reboot",

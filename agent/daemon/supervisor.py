@@ -122,7 +122,7 @@ class Agent:
             shares_http=config.http.is_on and not config.http.listen.startswith("unix:"),
         )  # fmt: skip
 
-        # what everybody else is told, and asks for
+        # what the other parts are told, and ask for
         self._list_warnings = ListWarnings(node, kubernetes)
         self._reporter = ListReporter(
             node, self._serving, adopter, self._list_warnings, features, counts, kubernetes, dra

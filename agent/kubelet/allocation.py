@@ -165,7 +165,7 @@ class Allocator:
                 # a list may have gone out while the specification was written
                 await self._all_still(name, grants, told)
             if self._configured(name) != resource:
-                raise AllocationRefused(f"{name} was configured anew a moment ago. Create the pod again.")
+                raise AllocationRefused(f"{name} was reconfigured a moment ago. Create the pod again.")
             return wire.encode_allocate([edits]), grants
 
     async def make_ready(

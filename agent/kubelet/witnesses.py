@@ -284,7 +284,7 @@ def read_checkpoint(plugin_dir: Path) -> Checkpoint | None:
         return parse_checkpoint(data, (found.st_ino, found.st_mtime_ns, found.st_size))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedError(
-            f"{path} is damaged: {error}; the kubelet writes it anew with the next list of devices"
+            f"{path} is damaged: {error}; the kubelet writes it again with the next list of devices"
         ) from error
 
 

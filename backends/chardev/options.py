@@ -184,7 +184,7 @@ def _complaints(option: PathOption) -> Iterator[tuple[str, str]]:
     if option.read_only and option.type == "device":
         yield "read_only", "is for mounts; a node without w in its permissions can only be read"
     if option.shared and option.type == "mount":
-        yield "shared", "is for nodes; a mount is nobody's own as it is"
+        yield "shared", "is for nodes; every mount is shared as it is"
     if option.limit < 1:
         yield "limit", f"is {option.limit}; it must be 1 or more"
     if option.pattern is not None and (why := _pattern_complaint(option)):

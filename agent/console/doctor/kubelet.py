@@ -160,7 +160,7 @@ def other_plugins(patient: Patient) -> Iterator[Finding]:
     for resource, names in alike.items():
         yield warning(
             f"{', '.join(names)}, beside the kubelet's socket, may be another plugin for {resource}: the kubelet listens "
-            "to whoever registered last.",
+            "to the one that registered last.",
             MEND,
         )
     if not alike:
