@@ -375,7 +375,7 @@ class StateFile:
             self._waiters.pop(number, None)
 
     def _start_thread(self) -> bool:
-        """Start the thread that writes. If the system has none to give now, it may have one for the next write."""
+        """Start the thread that writes; False if the system has none to give now; it may for the next write."""
         try:
             threading.Thread(target=self._serve, args=[asyncio.get_running_loop()], name="state", daemon=True).start()
         except RuntimeError as error:

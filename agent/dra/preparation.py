@@ -427,7 +427,7 @@ class Preparer:
         return await self._end_untouched(claim.uid)
 
     async def _collect_unrecorded(self, uid: str, refused: dict[str, str]) -> bool:
-        """End a claim of which there are files alone, or adopt it while a pod has it.
+        """End a claim of which there are files alone, or adopt it while a pod has it; False if it is to be tried again.
 
         An admin's access is never recorded, and of others our state may be lost. That the kubelet does not list it proves
         nothing: one that has begun lists the pods known so far (kubelet contract: A5).
@@ -456,7 +456,7 @@ class Preparer:
             raise
 
     async def _end_untouched(self, uid: str) -> bool:
-        """End a claim, unless the kubelet has called us for it meanwhile."""
+        """End a claim, unless the kubelet has called us for it meanwhile; False if it could not be ended."""
         async with self._turn(uid):
             if uid not in self._touched:
                 try:
@@ -467,7 +467,7 @@ class Preparer:
         return True
 
     async def _adopt(self, namespace: str, name: str, driver: str, refused: dict[str, str]) -> bool:
-        """Take in a claim that a pod has and that is not recorded: our state was lost. Notes why it is `refused`."""
+        """Take in a claim that a pod has and our state has lost; False: try again. Notes why it is `refused`."""
         try:
             found = await self._claim(namespace, name)
             uid = str(found["metadata"]["uid"])

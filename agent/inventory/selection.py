@@ -167,7 +167,7 @@ class Selection:
         return giver.spec.backend if giver and is_distinctive(giver.name) else None
 
     def bring(self, name: str, kind: str, value: str = "") -> bool:
-        """Bring the resource into force that a template of this backend gives; returns whether it was not in force.
+        """Bring the resource into force that a template of this backend gives; returns whether this call did so.
 
         Args:
             name: of the resource.

@@ -459,7 +459,7 @@ def _mismatch(selector: Selector, backend: str, devices: Sequence[Device]) -> st
 
 
 def _has(device: Device, name: str, wanted: Sequence[str]) -> bool:
-    """As `Resource.refuses` compares them."""
+    """Whether an attribute of the device has a wanted value, as `Resource.refuses` compares them."""
     return not {value.lower() for value in wanted}.isdisjoint(
         value.lower() for value in device.attributes.get(name, ())
     )

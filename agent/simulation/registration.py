@@ -80,7 +80,7 @@ class KubeletSocket(SocketServer):
             raise
 
     def is_reachable(self) -> bool:
-        """Never ours to remove: a kubelet's socket stays behind when it ends."""
+        """Always False: the socket is never ours to remove, for a kubelet's stays behind when it ends."""
         return False
 
 

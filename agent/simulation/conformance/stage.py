@@ -207,7 +207,7 @@ class Stage:
         plugin.signal(number)
 
     async def ended(self, plugin: Plugin, seconds: float) -> bool:
-        """Wait until it has ended."""
+        """Wait until it has ended; False if it does not within these seconds."""
         with anyio.move_on_after(seconds):
             await plugin.ended()
             return True
@@ -245,7 +245,7 @@ class Stage:
         return f"{', '.join(name for name in resources if name not in self._listed)} was registered, and no list came"
 
     async def offered(self, seconds: float | None = None) -> bool:
-        """Wait until the kubelet has a stream of each resource, with a list that the kubelet has taken in."""
+        """Wait until the kubelet has a stream of each resource, and has taken in a list; False if not in time."""
         if known := self.terms.known:
             return await self.until(
                 lambda: all(self.kubelet.streams(it) and it in self._listed for it in known), seconds
