@@ -43,7 +43,7 @@ class Health(Struct, frozen=True):
         return self.while_held or self
 
     def says_what(self, other: Health) -> bool:
-        """Whether it says the same as another, since whenever."""
+        """Whether it says the same as another; the times may differ."""
         if self is other:
             return True
         mine, theirs = self.to_holder, other.to_holder

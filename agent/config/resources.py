@@ -159,7 +159,7 @@ def fits(template: str, name: str) -> bool:
 
 
 def is_distinctive(template: str) -> bool:
-    """Whether it fixes part of a name after the '/'. If not, it fits every name of the domain, another plugin's too."""
+    """Whether the template fixes part of a name after the '/'. If not, it fits every name of the domain, also others'."""
     return bool(PLACEHOLDER.sub("", template).partition("/")[2])
 
 

@@ -209,7 +209,7 @@ def _properties(data: bytes) -> dict[str, str]:
 
 
 def _is_genuine(mode: Mode, sender: tuple[int, int], ancillary: list[tuple[int, int, bytes]]) -> bool:
-    """Whether it is from the kernel (port 0), or from root's udevd. Any process may send us a message of its own."""
+    """Whether a message is from the kernel (port 0), or from root's udevd. Any process may send us one of its own."""
     if mode == "kernel":
         return sender[0] == 0
     return any(

@@ -87,7 +87,7 @@ def pool_name(node: str, resource: str) -> str:
 
 
 def is_pool_of(node: str, pool: str) -> bool:
-    """Whether it is a pool of this node, of any resource."""
+    """Whether a pool is one of this node, of any resource."""
     return pool.partition("/")[0] in (node, digest(node))
 
 

@@ -107,7 +107,7 @@ def matured(signal: Signal, since: float, now: float) -> Verdict:
 
 
 def counts(verdict: Verdict) -> bool:
-    """Whether it makes hardware Unhealthy or Degraded."""
+    """Whether a verdict makes hardware Unhealthy or Degraded."""
     return verdict in _STATES
 
 

@@ -483,7 +483,7 @@ def places(of: Held | Device) -> frozenset[str]:
 
 
 def owns_its_place(of: Held | Device) -> bool:
-    """Whether it is all that is there: a stick and not a node of it, a GPU and not a node that its driver made."""
+    """Whether a device is all that is there: a stick and not a node of it, a GPU and not a node of its driver."""
     return any(name.startswith(PLUGGED) for name in of.hardware)
 
 

@@ -209,7 +209,7 @@ def _selects(device: Device, resources: Iterable[Resource[Any]]) -> str:
 
 
 def _is_offered(inventory: Inventory, device: Device) -> bool:
-    """Whether its hardware is offered, as another device or in parts. What goes with another device is not."""
+    """Whether a device's hardware is offered, as another device or in parts. What goes with another device is not."""
     mine = piece(device)
     placed = [it.device for it in inventory.on(mine, minding=True) if it.placed is not None]
     return any(not mine.isdisjoint(it.depends) for it in placed) or mine <= frozenset[str]().union(*map(piece, placed))
@@ -353,7 +353,7 @@ class Shortfall:
         return None
 
     def _may_be_there(self, it: Offered, looked: Container[str]) -> bool:
-        """Whether it may be there, though it has not been seen in this run."""
+        """Whether a device may be there, though it has not been seen in this run."""
         return (it.resource, it.device) in self._restored and it.backend not in looked
 
     def _as_offered(self, place: tuple[str, str], found: Found) -> Offered:

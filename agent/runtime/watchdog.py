@@ -76,7 +76,7 @@ async def supervise(
 
 
 def _is_systems(error: BaseException) -> bool:
-    """Whether it is an error of the system alone, and none of ours."""
+    """Whether an error is one of the system alone, and none of ours."""
     if isinstance(error, BaseExceptionGroup):
         return all(_is_systems(inner) for inner in error.exceptions)
     return isinstance(error, OSError)

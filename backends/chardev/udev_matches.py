@@ -190,7 +190,7 @@ def _fits_kernel(host: Host, option: MatchOption, found: UdevDevice) -> bool:
 
 
 def _fits_udev(option: MatchOption, found: UdevDevice) -> bool:
-    """Whether its properties and tags match."""
+    """Whether a device's properties and tags match."""
     return all(
         name in found.properties and fnmatchcase(found.properties[name], wanted)
         for name, wanted in option.properties.items()

@@ -84,7 +84,7 @@ def subfunctions(function: pci.Function) -> int:
 
 
 def manages_nvswitches(host: Host, function: pci.Function) -> bool:
-    """Whether it is an adapter whose only port leads to the NVSwitches of the GPUs here, and to no network."""
+    """Whether a function is an adapter whose only port leads to the NVSwitches of the GPUs here, and to no network."""
     if function.vendor != _NVIDIA or not function.kind.startswith(_INFINIBAND) or function.physical is not None:
         return False
     try:

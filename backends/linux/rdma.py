@@ -198,7 +198,7 @@ def _is_on_pci(place: str) -> bool:
 
 
 def _is_software(host: Host, hca: HostPath) -> bool:
-    """Whether it is rxe. It has the file `parent`, and until Linux 5.11 it lay in the hardware of its interface."""
+    """Whether an adapter is rxe, which has the file `parent` and until Linux 5.11 lay in the hardware of its interface."""
     return host.local(hca / "parent").is_file()
 
 

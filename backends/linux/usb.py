@@ -57,12 +57,12 @@ class UsbDevice(Struct, frozen=True):
 
 
 def is_port(name: str) -> bool:
-    """Whether it is the name of a USB device, and not of an interface of one."""
+    """Whether a name is that of a USB device, and not of an interface of one."""
     return _BEHIND.fullmatch(name) is not None or _ROOT_HUB.fullmatch(name) is not None
 
 
 def is_interface(name: str) -> bool:
-    """Whether it is the name of an interface of a USB device: `1-2.3:1.0`."""
+    """Whether a name is that of an interface of a USB device: `1-2.3:1.0`."""
     return _INTERFACE.fullmatch(name) is not None
 
 
