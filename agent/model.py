@@ -34,7 +34,7 @@ class Health(Struct, frozen=True):
 
     @property
     def offered(self) -> bool:
-        """Is it Healthy to the kubelet?"""
+        """Whether it is Healthy to the kubelet."""
         return self.state is not State.UNHEALTHY
 
     @property
@@ -43,7 +43,7 @@ class Health(Struct, frozen=True):
         return self.while_held or self
 
     def says_what(self, other: Health) -> bool:
-        """Does it say the same as another, since whenever?"""
+        """Whether it says the same as another; the times may differ."""
         if self is other:
             return True
         mine, theirs = self.to_holder, other.to_holder

@@ -199,7 +199,7 @@ class Backend(ABC, Generic[Options]):
         yield from ()
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """All signals about the device's health now; by default: are its nodes there?"""
+        """All signals about the device's health now; by default whether its nodes are there."""
         hardware = min(device.hardware)
         for node in device.nodes:
             try:
@@ -226,7 +226,7 @@ class Backend(ABC, Generic[Options]):
         return tuple(f"{device.key}::{n}" for n in range(resource.spec.replicas))
 
     def adopts(self, resource: Resource[Options]) -> bool:
-        """Has `adopt` anything to do for this resource? By default, if the backend has an `adopt` of its own."""
+        """Whether `adopt` has anything to do for this resource. By default: if the backend has its own `adopt`."""
         return type(self).adopt is not Backend.adopt
 
     def adopt(self, resource: Resource[Options], device: Device) -> bool:
@@ -237,7 +237,7 @@ class Backend(ABC, Generic[Options]):
         for the same.
 
         Returns:
-            was anything done? Then the unit is looked at again.
+            whether anything was done: then the unit is looked at again.
 
         Raises:
             NotReady: told in the log; it is tried again.
@@ -245,7 +245,7 @@ class Backend(ABC, Generic[Options]):
         return False
 
     def needs_claim(self, resource: Resource[Options]) -> bool:
-        """Has `claim` anything to do for this resource? By default, if the backend has a `claim` of its own."""
+        """Whether `claim` has anything to do for this resource. By default: if the backend has its own `claim`."""
         return type(self).claim is not Backend.claim
 
     def claim(self, resource: Resource[Options], grants: Sequence[Grant]) -> None:
@@ -259,7 +259,7 @@ class Backend(ABC, Generic[Options]):
         """
 
     def prefers(self, resource: Resource[Options]) -> bool:
-        """Does it matter which of the free devices a pod gets? Then the kubelet is told to ask. By default: to share."""
+        """Whether it matters which free devices a pod gets: then the kubelet is told to ask. By default: to share."""
         return resource.spec.replicas > 1
 
     def prepare(self, resource: Resource[Options], grants: Sequence[Grant]) -> Iterable[str]:
@@ -276,7 +276,7 @@ class Backend(ABC, Generic[Options]):
         return ()
 
     def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:
-        """Undo `claim` for what pods no longer hold; `idle` is hardware that nobody holds any more; may block 30 s.
+        """Undo `claim` for what pods no longer hold; `idle` is hardware that no pod holds any more; may block 30 s.
 
         Idempotent: one that raises or hangs is made again, also by our next run, until it works.
         """

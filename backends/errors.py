@@ -27,7 +27,7 @@ def several(number: int, thing: str) -> str:
 
 
 def is_short(error: BaseException | None) -> bool:
-    """Is this process, or the system, out of file descriptors or memory?"""
+    """Whether this process, or the system, is out of file descriptors or memory."""
     return isinstance(error, OSError) and error.errno in _SHORT
 
 

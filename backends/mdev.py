@@ -80,7 +80,7 @@ class MdevOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of an `mdev` resource."""
 
     create: bool = False
-    """Are devices of the selected types offered that do not exist yet? They are made for a pod, and removed after it."""
+    """Whether devices of the selected types are offered that do not exist yet: made for a pod, and removed after it."""
 
 
 MdevResource = Resource[MdevOptions]
@@ -219,7 +219,7 @@ class Mdev(Backend[MdevOptions]):
             ) from error
 
     def release(self, ended: Sequence[Released], idle: frozenset[str]) -> None:  # noqa: ARG002
-        """Remove devices of ours that nobody holds any more, whatever the configuration says by now."""
+        """Remove devices of ours that no pod holds any more, whatever the configuration says by now."""
         uuids = (hardware.removeprefix("mdev:") for hardware in sorted(idle))
         each(self._maker.remove, uuids, NotReady, "not removed")
 

@@ -79,7 +79,7 @@ class SolarflareOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     libraries: tuple[str, ...] = ()
     """Files and directories of the host that a container gets at the same place, read-only: Onload's libraries."""
     device_info: bool = False
-    """Is a DeviceInfo file written for Multus and CNI plugins?"""
+    """Whether a DeviceInfo file is written for Multus and CNI plugins."""
 
 
 SolarflareResource = Resource[SolarflareOptions]

@@ -28,7 +28,7 @@ class ApiServer(api_server.ApiServer):
         """Method and path of each."""
         self.hangs = False
         self.has_policies = True
-        """Are dry runs of what the agent may not write refused?"""
+        """Whether dry runs of what the agent may not write are refused."""
         self.refuses: dict[str, int] = {}
         """Method → the status it is refused with."""
         self.page = b""

@@ -56,7 +56,7 @@ def with_pauses(tree: ast.Module) -> ast.Module:
 
 
 def _comes_first(statement: ast.stmt) -> bool:
-    """Is it a docstring, or an import from the future?"""
+    """Whether it is a docstring, or an import from the future."""
     return isinstance(statement, ast.Expr) or (
         isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
     )

@@ -284,7 +284,7 @@ class Chaos:
             self.agent.node.believe({name for it in ledger.held() if it.slot in forgotten for name in it.hardware})
 
     def is_well(self) -> bool:
-        """Is nothing wrong any more? If something is, time passes."""
+        """Whether nothing is wrong any more. If something is, time passes."""
         self.world.now += TICK
         return not list(self.wrongs())
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +14,8 @@ _ROOT: Final = Path(__file__).parents[1]
 _GENERATED: Final = _ROOT / "agent" / "kubelet" / "api"
 _LINES, _FILES, _ROOMS = 600, 24, 19
 _SHORT: Final = 120
+_CODE: Final = ("agent", "backends", "bench", "deploy", "proto", "tests", "tools")
+_QUESTION: Final = re.compile(r"\?(?=\s|$)")
 _APART: Final = {
     "agent/cli/import_.py": "a command, which another one borrows from: each has a file",
 }
@@ -40,7 +44,7 @@ def test_a_short_file_that_one_neighbour_alone_uses_is_a_part_of_it() -> None:
 
 
 def _collects(path: Path) -> bool:
-    """Is this a package's face, which only passes on what its modules have?"""
+    """Whether this is a package's face, which only passes on what its modules have."""
     return path.name == "__init__.py"
 
 
@@ -72,4 +76,26 @@ def _says(path: Path) -> bool:
     text = path.read_text()
     if path.name == "__init__.py" and not text.strip():
         return True
-    return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0].endswith((".", ":", "?"))
+    return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0].endswith((".", ":"))
+
+
+def test_a_docstring_says_what_is_so_and_asks_nothing() -> None:
+    """A predicate's says what is true when it returns true; what a name means is not left to the reader to answer."""
+    every = [
+        _ROOT / "deploy/kubectl/kubectl-fairlead",
+        *(path for one in _CODE for path in (_ROOT / one).rglob("*.py")),
+    ]
+    asked = {str(path.relative_to(_ROOT)): _questions(path) for path in every if _GENERATED not in path.parents}
+    assert {name: lines for name, lines in asked.items() if lines} == {}
+
+
+def _questions(path: Path) -> list[int]:
+    """The lines of docstrings, of attributes too, in which a sentence ends with a question mark."""
+    text = path.read_text()
+    if "?" not in text:
+        return []
+    bodies = (getattr(node, "body", None) for node in ast.walk(ast.parse(text)))
+    statements = chain.from_iterable(body for body in bodies if isinstance(body, list))
+    values = [it.value for it in statements if isinstance(it, ast.Expr)]
+    said = [it for it in values if isinstance(it, ast.Constant) and isinstance(it.value, str)]
+    return [it.lineno for it in said if _QUESTION.search(str(it.value))]

@@ -22,7 +22,7 @@ _LIMITS: Final = {"timeout", "timeout_at", "wait_for", "fail_after", "fail_at", 
 
 
 def _measures(path: Path) -> bool:
-    """Is it a program that measures, as those in bench/ do, that has a clock of its own, or that people run on a cluster?"""
+    """Whether it is a program that measures, as in bench/, that has a clock of its own, or that people run on a cluster."""
     return path.parent in (_TESTS / "deterministic", _TESTS / "soak", _TESTS / "cluster") and not path.name.startswith(
         "test_"
     )

@@ -126,7 +126,7 @@ async def settled() -> None:
 
 
 def _has_work() -> bool:
-    """Has the event loop a callback to run, or a file that is ready? It has no public way to tell."""
+    """Whether the event loop has a callback to run, or a file that is ready. It has no public way to tell."""
     loop = asyncio.get_running_loop()
     return bool(loop._ready or loop._selector.select(0))  # type: ignore[attr-defined]
 

@@ -1,6 +1,6 @@
 """Lets no container name a device that no CDI specification defines, where a backend names others' (`nvidia.com/gpu=…`).
 
-A runtime cannot make such a container, and says so to nobody but itself, again and again. A device of the pod's own that is
+A runtime cannot make such a container, and says so only in its own log, again and again. A device of the pod's own that is
 not defined is a refusal; what belongs to all (`gds=all`) is left out, and reported once.
 """
 

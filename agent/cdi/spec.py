@@ -90,7 +90,7 @@ def claim_file(driver: str, uid: str) -> HostPath:
 def _written(text: str, outside: re.Pattern[str], first: str) -> str:
     """The text with `__` for each `_` and `_2f_` for what else is outside; `z_z` before and `_zz` behind a wrong end.
 
-    After a `_` comes nothing but another one, or two digits: that tells the marks at the ends from all texts.
+    After a `_` comes only another one, or two digits: that tells the marks at the ends from all texts.
     """
     made = outside.sub(_in_digits, text)
     return f"{'' if re.match(first, made) else 'z_z'}{made}{'' if re.search('[A-Za-z0-9]$', made) else '_zz'}"

@@ -223,7 +223,7 @@ class Specifications:
             self._workers.close()
 
     def _removed(self, path: Path, change: Change) -> None:
-        """Write specifications again that somebody removed."""
+        """Write specifications again that another program removed."""
         if change is Change.REMOVED:
             gone = [it for it in self._written if self._host.local(spec.file(it)) in (path, path / spec.file(it).name)]
             self.changed(gone)

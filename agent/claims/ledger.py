@@ -10,7 +10,7 @@ its record (A11.1): what that lacks is `FORGOTTEN`.
 
 What another plugin gave is found, too: the kubelet's checkpoint keeps each answer. Its IDs are that plugin's own and mean nothing
 here, but its device nodes, and the names in its environment and among its CDI devices, are the hardware's. They are compared with
-the devices that are there. It matters under whichever resource's name the answer was given, ours or one that we do not serve,
+the devices that are there. It matters whatever resource the answer names, one of ours or one that we do not serve,
 and whether that plugin is gone or lives.
 
 What was given for a ResourceClaim ends with `unprepared` alone, and neither witness is judged: the kubelet tells of its end, or
@@ -155,7 +155,7 @@ class Ledger:
         return HeldThen(self._held)
 
     def holds(self, hardware: str) -> bool:
-        """Does any claim have this hardware?"""
+        """Whether any claim has this hardware."""
         return self._holders[hardware] > 0
 
     def of(self, slot: SlotKey) -> Held | None:
@@ -164,11 +164,11 @@ class Ledger:
         return claim.held if claim else None
 
     def has(self, slot: SlotKey) -> bool:
-        """Is this slot claimed?"""
+        """Whether this slot is claimed."""
         return slot in self._claims
 
     def is_bare(self, slot: SlotKey, *, unknown: bool = True) -> bool:
-        """Is it claimed, and its hardware not known by its ID? What is not claimed at all is `unknown`."""
+        """Whether the slot is claimed and its ID does not tell its hardware; `unknown` where it is not claimed."""
         claim = self._claims.get(slot)
         return unknown if claim is None else _is_bare(claim.held)
 
@@ -195,7 +195,7 @@ class Ledger:
         Args:
             kept: the claims.
             now: monotonic seconds.
-            rebooted: has the machine booted since? None: nobody knows.
+            rebooted: whether the machine has booted since; None where that is unknown.
         """
         restored = list(kept)
         if rebooted:
@@ -324,7 +324,7 @@ class Ledger:
         return replace(claim, may_run=claim.may_run if seen.is_lost else is_recorded, named=named)
 
     def _has_others(self, claim: _Claim, uid: str, served: Mapping[tuple[str, str, str], Collection[str]]) -> bool:
-        """Has each container of this pod that had the claim's slot been given others of the resource after it?
+        """Whether each container of this pod that had the claim's slot was given other IDs of the resource after it.
 
         A kubelet that has lost what a container had asks for others only if the container does not run: it has no others.
         """
@@ -355,7 +355,7 @@ class Ledger:
         return [slot for slot, claim in self._claims.items() if claim.held.trouble == FORGOTTEN]
 
     def misses(self, record: Container[SlotKey]) -> bool:
-        """Does this lack a claim of pods that are known?"""
+        """Whether `record` lacks a claim of pods that are known."""
         allocated = ((slot, it) for slot, it in self._claims.items() if it.held.claim is None)
         return any((it.held.pods or it.named) and slot not in record for slot, it in allocated)
 
@@ -427,11 +427,11 @@ class Ledger:
         self._holders.subtract(held.hardware)
 
     def ending(self) -> bool:
-        """Is any claim waiting for its second witness, or for the end of one of its two pods?"""
+        """Whether any claim waits for its second witness, or for the end of one of its two pods."""
         return any(it.absent_since is not None or it.held.trouble == TWO_PODS for it in self._claims.values())
 
     def runs_forgotten(self) -> bool:
-        """Does any pod run that the kubelet has forgotten?"""
+        """Whether any pod runs that the kubelet has forgotten."""
         return any(self._claims[slot].held.pods for slot in self.forgotten())
 
     def awaiting_checkpoint(self, now: float) -> set[str]:

@@ -46,7 +46,7 @@ class Row(Struct, frozen=True):
     reason: str
     message: str
     since: float
-    """Seconds since 1970; 0: nobody knows."""
+    """Seconds since 1970; 0 if unknown."""
     pods: tuple[str, ...]
     key: str
     ids: tuple[str, ...]
@@ -88,7 +88,7 @@ def body(shown: Status, past: Past | None, is_tight: bool) -> Iterator[str]:
 
 
 def is_well(row: Row) -> bool:
-    """Is nothing wrong with it? Nothing is with what no resource is meant to have."""
+    """Whether nothing is wrong with it: it is healthy, or no resource is meant to have it."""
     return row.state == "healthy" or not row.resource
 
 

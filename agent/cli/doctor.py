@@ -73,7 +73,7 @@ def doctor(config: Path | None, everything: bool, as_json: bool) -> None:
 
 
 def _another(file: Path | None, its: str | None) -> Iterator[Finding]:
-    """Does the daemon run with another file than the one that is looked at?"""
+    """Warns if the daemon runs with another file than the one that this looks at."""
     looked_at = (file or DEFAULT_PATH).absolute()
     if its and Path(its).resolve() != looked_at.resolve():
         yield warning(
@@ -117,7 +117,7 @@ def examine(patient: Patient) -> Iterator[Finding]:
 
 
 async def _policies(config: Config) -> list[Finding]:
-    """What binds the token of the pod, where it has one: a kubeconfig names somebody else."""
+    """What binds the token of the pod, where it has one: a kubeconfig names another user."""
     if config.kubernetes.kubeconfig.path or not (config.kubernetes.events or config.kubernetes.condition):
         return []
     try:

@@ -163,9 +163,9 @@ class Holding(Struct, frozen=True):
     devices: tuple[str, ...]
     """Keys of ours that are the same hardware; empty if nothing that the container got leads to any."""
     same_ids: bool
-    """Does each ID name the same device with us?"""
+    """Whether each ID names the same device with us."""
     ours: bool
-    """Is the resource one of the configuration's?"""
+    """Whether the resource is one of the configuration's."""
 
 
 class Holders(Struct, frozen=True):

@@ -54,7 +54,7 @@ def echo_json(document: Any) -> None:
 
 
 def is_terminal() -> bool:
-    """Does a person look at it? Off a terminal no line is folded: who searches it needs whole lines."""
+    """Whether output goes to a terminal. Elsewhere no line is folded: a program that searches it needs whole lines."""
     return sys.stdout.isatty()
 
 

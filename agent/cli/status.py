@@ -186,7 +186,7 @@ def _row(resource: Resource) -> tuple[str, ...]:
 
 
 def _together(bad: Iterable[tuple[Resource, Device]]) -> Iterator[tuple[Resource, Device]]:
-    """Tombstones that differ in nothing but their IDs as one: a device of fifty tokens leaves fifty."""
+    """Tombstones that differ only in their IDs as one: a device of fifty tokens leaves fifty."""
     alike: dict[tuple[str, ...], list[tuple[Resource, Device]]] = {}
     for number, (resource, device) in enumerate(bad):
         is_tombstone = not device.hardware

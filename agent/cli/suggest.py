@@ -38,7 +38,7 @@ class Proposal(Struct, frozen=True):
     toml: str
     """With a comment on every choice."""
     needs_devices: bool = False
-    """Is it of use only where devices join it now? What only misses a driver is worth its resource."""
+    """Whether it is of use only where devices join it now. What only misses a driver is worth its resource."""
 
     @property
     def resource(self) -> dict[str, Any]:
@@ -306,7 +306,7 @@ def suggest(config: Path | None) -> None:
     fairlead validate config.toml
 
     It looks with every backend and changes nothing. Of the configuration that is in force, if there is one, the tables
-    [agent], [host], [http] and [kubernetes] are kept; resources are proposed anew.
+    [agent], [host], [http] and [kubernetes] are kept; resources are proposed again.
     """  # noqa: D301  # click looks for the character
     logs.set_up("error")
     loaded = load(connection.in_force(config)[0])

@@ -79,7 +79,7 @@ class HttpConfig(Struct, frozen=True):
 
     @property
     def is_on(self) -> bool:
-        """Is HTTP served?"""
+        """Whether HTTP is served."""
         return self.listen != _OFF
 
 
@@ -97,7 +97,7 @@ class KubernetesConfig(Struct, frozen=True):
 
     @property
     def is_on(self) -> bool:
-        """Is the API server asked or told anything?"""
+        """Whether the API server is asked or told anything."""
         return self.events or self.condition or self.drain_annotation
 
 
@@ -135,7 +135,7 @@ class Config(Struct, frozen=True):
 
     @property
     def uses_dra(self) -> bool:
-        """Is any resource served by dynamic resource allocation?"""
+        """Whether any resource is served by dynamic resource allocation."""
         return any(it.spec.serve == "dra" for it in self.resources)
 
 
@@ -178,7 +178,7 @@ class Difference(Struct, frozen=True):
         return frozenset((*self.added, *self.changed))
 
     def __bool__(self) -> bool:
-        """Is there anything to apply?"""
+        """Whether there is anything to apply."""
         return bool(self.added or self.removed or self.changed or self.settings)
 
 
@@ -259,7 +259,7 @@ def read_tables(tables: Mapping[str, Any], problems: Problems, registry: Registr
 
 
 def _check_dra(dra: DraConfig | None, resources: Sequence[Resource[Any]], problems: Problems) -> None:
-    """Add names in `dra.no_execute` that no resource has which is served so: a typing mistake would evict nobody."""
+    """Add names in `dra.no_execute` that are no resource served by DRA: a typing mistake would evict no pod."""
     served = [it.name for it in resources if it.spec.serve == "dra"]
     for number, name in enumerate(dra.no_execute if dra else ()):
         if name not in served:

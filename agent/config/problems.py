@@ -217,7 +217,7 @@ class _Scanner:
             self._pair(path)
 
     def _closes(self, bracket: str) -> bool:
-        """Step over a comma and what is blank; is that the end, or is there another item?"""
+        """Step over a comma and what is blank; returns whether that is the end, and no further item follows."""
         if self._text[self._skip(_BLANK)] == ",":
             self._at += 1
             self._skip(_BLANK)

@@ -95,7 +95,7 @@ class Named(Struct, frozen=True):
 
 
 def is_template(name: str) -> bool:
-    """Is this name one, well written or not?"""
+    """Whether this name has a brace, and so is a template, well written or not."""
     return "{" in name or "}" in name
 
 
@@ -106,7 +106,7 @@ def name_problem(name: str) -> str | None:
     if is_template(PLACEHOLDER.sub("", name)):
         return f"{name!r} must have braces only around the name of an attribute, as in 'nvidia.com/mig-{{profile}}'"
     if is_template(name.partition("/")[0]):
-        return f"{name!r} may have an attribute only after the '/': a domain is nobody's to be made up"
+        return f"{name!r} may have an attribute only after the '/': the domain is fixed"
     if problem := resource_name_problem(PLACEHOLDER.sub("x", name)):
         return f"as a template it must leave valid names, and with an 'x' for each attribute {problem}"
     return None
@@ -149,7 +149,7 @@ def _only_value(name: str, values: tuple[str, ...]) -> str:
 
 
 def fits(template: str, name: str) -> bool:
-    """Could the template have given this name?"""
+    """Whether the template could have given this name."""
     domain, _, rest = template.partition("/")
     its_domain, _, its_rest = name.partition("/")
     if domain != its_domain or resource_name_problem(name) is not None:
@@ -159,12 +159,12 @@ def fits(template: str, name: str) -> bool:
 
 
 def is_distinctive(template: str) -> bool:
-    """Does it fix any part of a name after the '/'? If not, it fits every name of the domain, another plugin's too."""
+    """Whether the template fixes part of a name after the '/'. If not, it fits every name of the domain, also others'."""
     return bool(PLACEHOLDER.sub("", template).partition("/")[2])
 
 
 def can_meet(one: str, other: str) -> bool:
-    """Is there a name that both templates could give?"""
+    """Whether there is a name that both templates could give."""
     domain, _, mine = one.partition("/")
     other_domain, _, theirs = other.partition("/")
     return domain == other_domain and _overlap(_tokens(mine), _tokens(theirs))
@@ -177,7 +177,7 @@ def _tokens(text: str) -> str:
 
 @functools.cache
 def _overlap(one: str, other: str) -> bool:
-    """Is there a text that both patterns match?"""
+    """Whether there is a text that both patterns match."""
     if not one and not other:
         return True
     if (one[:1] == _MANY and _overlap(one[1:], other)) or (other[:1] == _MANY and _overlap(one, other[1:])):

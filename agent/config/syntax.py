@@ -155,7 +155,7 @@ def _of_kubernetes(document: str, lines: Sequence[str], file: str) -> Mistake | 
 
 
 def _is_yaml(lines: Sequence[str]) -> bool:
-    """Is it YAML as a whole? TOML may have a colon in any line, and YAML any text in lines that are indented."""
+    """Whether no line is TOML and most are YAML. TOML may have a colon in any line, and YAML any text in indented ones."""
     told = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
     least = min((len(line) - len(line.lstrip()) for line in told), default=0)
     outer = [line[least:] for line in told if not line[least].isspace()]

@@ -170,7 +170,7 @@ REASONS: Final[Mapping[str, Advice]] = {
     ),
     "wrong-node": Advice(
         "its node has the numbers of another device",
-        "Remove the node and have it made again: it was made by hand, or before the driver was loaded anew.",
+        "Remove the node and have it made again: it was made by hand, or before the driver was reloaded.",
         _NODE,
         SEEN,
     ),
@@ -189,7 +189,7 @@ REASONS: Final[Mapping[str, Advice]] = {
     ),
     "wrong-driver": Advice(
         "another driver than the one that it needs has it",
-        "If nobody wants that, unbind it and have its own driver bound.",
+        "If that is not wanted, unbind it and have its own driver bound.",
         "echo {address} > /sys/bus/pci/devices/{address}/driver/unbind; " + _BIND,
         "by itself, when its own driver has it",
     ),
@@ -414,7 +414,7 @@ UNUSABLE: Final[Mapping[str, Advice]] = {
     "it has no driver": replace(
         REASONS["driver-unbound"],
         means="no driver has it",
-        do="Load its driver and have it bound. If none is installed, install it; after a new kernel, build it anew (DKMS).",
+        do="Load its driver and have it bound. If none is installed, install it; after a new kernel, rebuild it (DKMS).",
         command=_MODULE,
     ),
     "it is bound to vfio": Advice(
@@ -426,7 +426,7 @@ UNUSABLE: Final[Mapping[str, Advice]] = {
     "it is bound to": REASONS["wrong-driver"],
     "the NVIDIA driver excludes it": Advice(
         "the driver's option NVreg_ExcludedGpus names it",
-        "Take it out of that option and load the driver anew, if it is well again.",
+        "Take it out of that option and reload the driver, if it is well again.",
         "grep -r ExcludedGpus /etc/modprobe.d",
         "by itself, once the driver starts it",
     ),
@@ -562,7 +562,7 @@ def of_device(it: Device | Explanation, name: str, node: str = "") -> Advice | N
 
 
 def undrain_ends(reason: str) -> bool:
-    """Does `fairlead undrain` end this reason, whatever the hardware is like?"""
+    """Whether `fairlead undrain` ends this reason, whatever the hardware is like."""
     found = _of(reason, "")
     return reason != "drained" and found is not None and "fairlead undrain" in found.ends
 

@@ -182,7 +182,7 @@ class Health(Protocol):
 
 
 async def verdict(what: str, look: Callable[[], Awaitable[Status]], health: Health) -> tuple[bool, str]:
-    """Does this probe succeed? And the sentences that say it."""
+    """Whether this probe succeeds, and the sentences that say it."""
     if what == "live":
         ailment = health.alive()
         return not ailment, ailment or "ok"

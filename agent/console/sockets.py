@@ -17,7 +17,7 @@ _CONFIG: Final = Path("/etc/fairlead/config.toml")
 _CONFIG_BYTES: Final = 4 << 20
 
 PROBES: Final = ("live", "ready")
-"""What a probe asks: does the daemon itself work? Does the kubelet have every resource?"""
+"""What a probe asks: whether the daemon itself works (`live`), and whether the kubelet has every resource (`ready`)."""
 
 WELL: Final = "well"
 """The first line of an answer to a probe that succeeds; the second is a sentence."""
@@ -53,7 +53,7 @@ def probe_socket(admin_socket: Path) -> Path:
 
 
 def probe(what: str, config: Path | None = None) -> tuple[bool, str]:
-    """Does this probe succeed? And the daemon's sentence, or why it has none."""
+    """Whether this probe succeeds, and the daemon's sentence, or why it has none."""
     path = probe_socket(configured(config)[0])
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:

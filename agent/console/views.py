@@ -18,7 +18,7 @@ NAMES_NOTHING: Final = "no device gives it a name so far"
 """Of a template that has given no resource."""
 
 ENDS: Final[Mapping[str, str]] = {
-    "rebind": "its driver bound anew",
+    "rebind": "its driver bound again",
     "recovered": "a recovery that the kernel tells of",
     "our-reset": "a reset by Fairlead",
     "boot": "a reboot",
@@ -81,7 +81,7 @@ class Device(msgspec.Struct, frozen=True, gc=False):
     reason: str = ""
     message: str = ""
     since: float = 0.0
-    """When it came to be in this state; 0: nobody knows."""
+    """When it came to be in this state; 0 if unknown."""
     numa_node: int | None = None
     ancestry: tuple[str, ...] = ()
     hardware: tuple[str, ...] = ()
@@ -137,7 +137,7 @@ class Resource(msgspec.Struct, frozen=True):
 
     @property
     def served(self) -> bool:
-        """Has the kubelet the resource, with an open stream?"""
+        """Whether the kubelet has the resource, with an open stream."""
         return self.registered and self.streaming
 
     @property
@@ -151,7 +151,7 @@ class Resource(msgspec.Struct, frozen=True):
 
     @property
     def overtaken(self) -> bool:
-        """Has another plugin registered it since we did? Our stream is open then."""
+        """Whether another plugin has registered it since we did. Our stream is open then."""
         return self.streaming and not self.registered and bool(self.complaint)
 
 
@@ -226,7 +226,7 @@ class Witness(msgspec.Struct, frozen=True):
     why: str = ""
     """Why it is not heard."""
     needed: bool = True
-    """Should it be heard? Not where another tells the same."""
+    """Whether it should be heard: not where another tells the same."""
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -245,7 +245,7 @@ class Status(msgspec.Struct, frozen=True):
     templates: tuple[Template, ...] = ()
     """The configured names that are templates."""
     standing_by: bool = False
-    """Does another Fairlead serve the node, and this one is ready to take over?"""
+    """Whether another Fairlead serves the node, and this one is ready to take over."""
     standby: str = ""
     """Process and version of the one that is ready to take over from this one; empty if there is none."""
     witnesses: tuple[Witness, ...] = ()
@@ -301,7 +301,7 @@ class Signal(msgspec.Struct, frozen=True):
     message: str
     since: float
     counts: bool
-    """Does it count at the moment, or is it waited whether it lasts?"""
+    """Whether it makes the hardware Unhealthy or Degraded now; otherwise it is waited whether it lasts."""
     clears_on: tuple[str, ...] = ()
     """What ends it, if it is latched."""
     source: str = ""
@@ -394,7 +394,7 @@ class Explanation(msgspec.Struct, frozen=True):
     """Why a pod would be refused although it is offered."""
     held: tuple[Held, ...] = ()
     since: float = 0.0
-    """When it came to be in this state; 0: nobody knows."""
+    """When it came to be in this state; 0 if unknown."""
     notes: tuple[Note, ...] = ()
     """What happened to its hardware beside, in the last 24 hours."""
     besides: str = ""

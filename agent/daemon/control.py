@@ -280,7 +280,7 @@ class AgentControl:
         """A device that had this hardware, is gone, and that no pod has."""
         shortfall = self._parts.node.shortfall
         went = (it for it in shortfall.missing if it.reason == WENT and not hardware.isdisjoint(it.hardware))
-        if (it := next(went, None)) is None:  # an earlier run offered it, and nobody has looked yet
+        if (it := next(went, None)) is None:  # an earlier run offered it, and no scan has looked yet
             place = next((it for it in shortfall.former if not hardware.isdisjoint(it.hardware)), None)
             if place is None:
                 raise NoSuchDeviceError(f"{name!r} has gone while it was looked for; ask again")

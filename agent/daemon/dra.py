@@ -107,18 +107,18 @@ class Dra:
         return [name for name in names if name not in offered and not self.serves(name)]
 
     def serves(self, name: str) -> bool:
-        """Is a resource served by DRA? One that retires is what it was: it has only what pods hold."""
+        """Whether a resource is served by DRA. One that retires is what it was: it has only what pods hold."""
         if (resource := self._inventory.resource(name)) is not None:
             return resource.spec.serve == "dra"
         return all(it.claim is not None for it in self._inventory.claims(name).values())
 
     def is_offered(self, name: str) -> bool:
-        """Has the API server the devices of a resource?"""
+        """Whether the API server has the devices of a resource."""
         return self._publisher is not None and self._publisher.is_offered(name)
 
     @property
     def is_registered(self) -> bool:
-        """Does the kubelet ask us to prepare claims?"""
+        """Whether the kubelet asks us to prepare claims."""
         return self._driver is not None and self._driver.registered
 
     def complaint(self, name: str) -> str:
@@ -265,7 +265,7 @@ class Dra:
         return client.ApiClient(who, self._workers, self._away, self._clock.now)
 
     async def _withdraw(self, record: _Record) -> None:
-        """Delete all that an earlier configuration offered; as long as that cannot be done, nobody else offers it."""
+        """Delete all that an earlier configuration offered; as long as that fails, no other driver offers it."""
         publisher, tries = self._made(record, self._config.dra), backoff()
         trouble = self._problems.trouble(
             "dra", f"ResourceSlices of {record.driver} are not deleted", "dra-slices-left",

@@ -1,4 +1,4 @@
-"""Tells everybody but the kubelet of lists, once the kubelet has them: adoption, CDI, DRA, Kubernetes, the history and the log.
+"""Tells the other parts of lists once the kubelet has them: adoption, CDI, DRA, Kubernetes, the history and the log.
 
 What the log says of a change is a sentence for each device; what is odd about a list, or what it lacks, is said once.
 """

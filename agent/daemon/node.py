@@ -63,7 +63,7 @@ class Node:
         self.lists: dict[str, Snapshot] = {}
         """The list of each resource that was published last."""
         self.unreported: deque[tuple[Snapshot | None, Snapshot]] = deque()
-        """What was published, each with the list before, and nobody but the kubelet was told yet."""
+        """What was published, each with the list before, and was told only to the kubelet so far."""
         self.ended: set[str] = set()
         """The resources of which claims have ended, as above."""
         self.news = Doorbell()
@@ -264,7 +264,7 @@ class Node:
         self.keep_claims()
 
     def claims_asked(self) -> None:
-        """The kubelet was asked who has what, as it is every minute: names that nobody needs may go."""
+        """The kubelet was asked who has what, as it is every minute: names that are no longer needed may go."""
         self._commit()
         self.history.claims_changed()
 
@@ -314,7 +314,7 @@ class Node:
         self._commit()
 
     def is_left_alone(self, hardware: str, by: str) -> bool:
-        """Has an operator drained this, or has a resource of another backend than this got it?"""
+        """Whether an operator has drained this, or a resource of another backend than `by` has it."""
         others = (it for it in self.inventory.on([hardware]) if it.backend != by)
         return bool(self.health.drains_of([hardware])) or any(it.placed is not None for it in others)
 

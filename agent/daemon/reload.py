@@ -207,7 +207,7 @@ class Reloader:
 
 
 def _is_empty(file: Path) -> bool:
-    """Is nothing in it, or is there no such file?"""
+    """Whether the file is empty or missing."""
     try:
         return file.stat().st_size == 0
     except OSError:
@@ -284,7 +284,7 @@ class ConfigurationSwap(Struct):
 
         Raises:
             ConfigError: it cannot be put into force, and nothing has changed.
-            Exception: the same, unless `config` says otherwise: then not everybody has been told.
+            Exception: the same, unless `config` says otherwise: then not every part has been told.
         """
         if change.difference or change.backends:
             await self._move(change)

@@ -160,7 +160,7 @@ class Serving:
             lost_resources: looks after the resources that another plugin takes.
             beat: the sign of life of `watch`.
             problems: is told what fails and is started again, and what cannot be watched.
-            shares_http: is HTTP to be served at a port, which the agent before us may have?
+            shares_http: whether HTTP is served at a port, which the agent before us may have.
         """
         self.kubelet = Kubelet(plugin_dir / "kubelet.sock")
         self.registrars = lost_resources.registrars
@@ -215,7 +215,7 @@ class Serving:
 
     @property
     def is_standing_by(self) -> bool:
-        """Does another agent serve the node, and know that this one is ready to take over?"""
+        """Whether another agent serves the node, and knows that this one is ready to take over."""
         return bool(self._awaited) and self.predecessor.knows_us
 
     @property

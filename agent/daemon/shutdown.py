@@ -119,7 +119,7 @@ def _spawn() -> int:
 
 
 def _end_of(pid: int) -> asyncio.Future[int]:
-    """The exit code of a child, once it has one; it leaves no zombie, whoever waits for it."""
+    """The exit code of a child, once it has one; it leaves no zombie."""
     loop, process = asyncio.get_running_loop(), os.pidfd_open(pid)
     code: asyncio.Future[int] = loop.create_future()
 

@@ -273,12 +273,12 @@ class StateFile:
         """What was wrong with the file when it was read, one sentence for a person; empty if nothing was."""
         self._work = threading.Event()
         self._waiters: dict[int, asyncio.Future[None]] = {}  # those that still wait, by the number of their write
-        self._runs = False  # does the thread?
+        self._runs = False  # whether the thread does
         self._saved = Kept()  # as in the file; the thread's
         self._file: int | None = None  # open for adding lines; the thread's
         self._room = _MOST_BYTES  # that the open file may take; the thread's
         self._aside_is_kept = False
-        self._unsynced = False  # has the open file lines that the disk may not have? the thread's
+        self._unsynced = False  # whether the open file has lines that the disk may lack; the thread's
 
     @property
     def complaint(self) -> str:
@@ -287,7 +287,7 @@ class StateFile:
 
     @property
     def is_behind(self) -> bool:
-        """Is there something that is to be written and is not yet?"""
+        """Whether something is to be written and is not yet."""
         return self._written < self._wanted
 
     def read(self) -> Kept:
@@ -343,7 +343,7 @@ class StateFile:
             patience: the seconds that the disk may take; by default what an Allocate can wait.
 
         Returns:
-            are they on the disk?
+            whether they are on the disk.
         """
         if claims is not None:
             self._content = structs.replace(self._content, claims=claims)
@@ -375,7 +375,7 @@ class StateFile:
             self._waiters.pop(number, None)
 
     def _start_thread(self) -> bool:
-        """Start the thread that writes. If the system has none to give now, it may have one for the next write."""
+        """Start the thread that writes; False if the system has none to give now; it may for the next write."""
         try:
             threading.Thread(target=self._serve, args=[asyncio.get_running_loop()], name="state", daemon=True).start()
         except RuntimeError as error:

@@ -122,7 +122,7 @@ class Agent:
             shares_http=config.http.is_on and not config.http.listen.startswith("unix:"),
         )  # fmt: skip
 
-        # what everybody else is told, and asks for
+        # what the other parts are told, and ask for
         self._list_warnings = ListWarnings(node, kubernetes)
         self._reporter = ListReporter(
             node, self._serving, adopter, self._list_warnings, features, counts, kubernetes, dra
@@ -147,7 +147,7 @@ class Agent:
 
     async def run_until_signal(self) -> None:
         """Run until SIGTERM or SIGINT."""
-        process.settle()  # what has been imported: nobody has to walk over it while thousands of devices are found
+        process.settle()  # what has been imported: the collector skips it while thousands of devices are found
         log.info("starting", file=str(self.config.source or "none; KubeVirt's devices"))
         with self._shutdown.waited_for():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reloader.request)
@@ -234,7 +234,7 @@ HELD_BACK: Final = 30.0
 _GLANCE: Final = 0.25
 """Seconds between two looks at what it has found; a kubelet that starts admits pods after a second."""
 
-_BOOT_STEP: Final = 0.1  # seconds between two looks; nobody else waits
+_BOOT_STEP: Final = 0.1  # seconds between two looks; no other part waits for it
 
 
 async def wait_for_held(node: Node, kubelet: Path, at_most: float, tell: Callable[[str], None]) -> None:

@@ -279,7 +279,7 @@ def reset(answer: Any) -> frozenset[str]:
 
 
 def needs_claim(backend: Backend[Any], resource: Resource[Any]) -> bool:
-    """Does the backend make hardware of this resource ready?
+    """Whether the backend makes hardware of this resource ready.
 
     Raises:
         Exception: whatever the backend raises.
@@ -296,7 +296,7 @@ def _impossible(what: str, answer: Any, allowed: Mapping[str, object]) -> Nonsen
 
 
 def _are_names(answer: Any, kind: type[frozenset[Any] | tuple[Any, ...]] = frozenset) -> bool:
-    """Are these texts that can be written down? A file's name may have bytes that are none."""
+    """Whether these are texts that can be written down. A file's name may have bytes that cannot."""
     if not isinstance(answer, kind) or "" in answer:
         return False
     try:
@@ -315,7 +315,7 @@ def _is_path(answer: Any) -> bool:
 
 
 def _lie_at_paths(answer: Any, kind: type[Node | Mount]) -> bool:
-    """Are these nodes, or mounts, from a path of the host to one of the container?"""
+    """Whether these are nodes, or mounts, from a path of the host to one of the container."""
     return isinstance(answer, tuple) and all(
         isinstance(it, kind) and _is_path(it.path) and isinstance(it.container_path, str) for it in answer
     )

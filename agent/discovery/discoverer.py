@@ -80,7 +80,7 @@ class _Waiter(Struct, eq=False):
     failed: dict[str, str] = field(default_factory=dict)
     """Unit → why it cannot be read."""
     begun: bool = False
-    """Has the scan begun whose end it waits for? A scan that was under way when the call came may have read the unit before."""
+    """Whether the scan has begun whose end it waits for. One under way when the call came may have read the unit before."""
 
     def end(self) -> None:
         if not self.answer.done() and self.failed:
@@ -180,7 +180,7 @@ class Discoverer:
 
     @property
     def is_stuck(self) -> bool:
-        """Does a read hang or a call fail, so that another instance may do better, and is there a thread to try it?"""
+        """Whether a read hangs or a call fails, so that another instance may do better, and a thread is free for it."""
         hangs = any(job.hangs for job in self.reads.lingering.values())
         return (hangs or not self.problems.keys().isdisjoint(_CALLS)) and self.workers.spare
 
@@ -196,7 +196,7 @@ class Discoverer:
         return (device for unit in sorted(self._having_beside) for device in self.units[unit].beside)
 
     def sees(self, hardware: str) -> bool:
-        """Does a device that the last scan found own this hardware or depend on it, or one of what is beside them?"""
+        """Whether a device of the last scan, or one of what is beside them, owns this hardware or depends on it."""
         return bool(self.known.minding(hardware)) or any(
             hardware in device.hardware | device.depends for device in self._beside()
         )
@@ -265,7 +265,7 @@ class Discoverer:
         return changes_of(self.kind, theirs, now, believed & self.units.keys(), by_reload=True)
 
     def leave(self) -> None:
-        """Answer whoever waits: another discoverer has taken this one's place, or the backend is not configured any more."""
+        """Answer all that wait: another discoverer has taken this one's place, or the backend is not configured any more."""
         for waiter in self._waiters:
             waiter.failed.clear()
             waiter.end()

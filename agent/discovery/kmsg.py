@@ -74,7 +74,7 @@ class Line(Struct, frozen=True):
     """One record of the kernel's log."""
 
     facility: int
-    """0 is the kernel, which nobody else can say (syslog(3); devkmsg_write in kernel/printk/printk.c)."""
+    """0 is the kernel; only the kernel can say so (syslog(3); devkmsg_write in kernel/printk/printk.c)."""
     sequence: int
     time: float
     text: str
@@ -254,12 +254,12 @@ class KmsgSource:
             self._emit(record)
 
     def _passed(self) -> int:
-        """The line up to which an earlier run has handled them; of a boot that nobody can tell, none."""
+        """The line up to which an earlier run has handled them; -1 if that was of another or an unknown boot."""
         return self._after[1] if self._after is not None and self._boot and self._after[0] == self._boot else -1
 
 
 def is_denied_by_cgroup(error: OSError, proc: Path = Path("/proc")) -> bool:
-    """Is it the device controller of our own cgroup that denies the log?
+    """Whether the device controller of our own cgroup is what denies the log.
 
     A mode, a mount and a security module deny with EACCES; EPERM comes from the log itself, where it is restricted and
     the capability is missing (check_syslog_permissions, kernel/printk/printk.c), else from that controller

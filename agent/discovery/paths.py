@@ -450,7 +450,7 @@ class FileWatch:
         return tuple(found)
 
     def changed_since(self, time: float) -> bool:
-        """Was the file, or a link to it, replaced or written after this time, in seconds since 1970?"""
+        """Whether the file, or a link to it, was replaced or written after this time, in seconds since 1970."""
         for place, name in trail(self._file).steps:
             try:
                 found = Path(place, name).lstat()

@@ -112,7 +112,7 @@ def changes_of(
         after: what is known now of the units that may differ.
         untold: the units of which no signals are told; of the others they are, whether they differ or not.
         since: when the first hint came that led to this.
-        by_reload: is it another instance that knows `after`?
+        by_reload: whether another instance knows `after`.
     """
     pairs = [(unit, before.get(unit, NOTHING), now) for unit, now in after.items()]
     differ = {
@@ -196,7 +196,7 @@ class Job(Struct, Generic[T], eq=False):
 
     unit: str
     probes: bool = False
-    """Are its devices only probed?"""
+    """Whether its devices are only probed."""
     hinted: float | None = None
     """When the first hint came that led to it; None: a timer did."""
     since: float = 0.0
@@ -209,7 +209,7 @@ class Job(Struct, Generic[T], eq=False):
     """Counts the time of it in which this process did not run; the loop's, once it has looked at the job."""
     hangs: bool = False
     stale: bool = False
-    """The unit is to be looked at again once it is done: it began before somebody asked for that."""
+    """The unit is to be looked at again once it is done: it began before that was asked for."""
     unlisted: bool = False
     """There is no such unit any more, by a listing that came after it began."""
     thread: asyncio.Future[None] | None = None
@@ -296,7 +296,7 @@ class Reads:
         return jobs[:done], [job.fresh() for job in jobs[at + 1 :]]
 
     def _is_left(self, job: Job[Any], thread: asyncio.Future[None]) -> bool:
-        """Is the job that a thread is at slow, so that it is left to it?"""
+        """Whether the job of a thread is so slow that the thread is left to it; if so, the job lingers."""
         lasts = job.lasts(self.clock())
         if lasts < (SLOW_AFTER if job.unit else self.deadline):
             return False
@@ -346,7 +346,7 @@ class Todo(Struct):
     probes: set[str] = field(default_factory=set)
     """Units of which only the health is probed. Never beside units to be looked at."""
     at_a_glance: bool = False
-    """Are those only probed that a glance (`Backend.glance`) shows to have changed?"""
+    """Whether only those are probed that a glance (`Backend.glance`) shows to have changed."""
 
 
 class Schedule:
@@ -366,7 +366,7 @@ class Schedule:
         self._resync, self._probe = resync, probe
         self._resynced = self._probed = self._glanced = clock()
         self._todo = Todo()
-        self._passed_over = False  # have probes waited for the scan before?
+        self._passed_over = False  # whether probes have waited for the scan before
         self.asked = asyncio.Event()
         """Set while something more urgent waits than what `next` returned last: slow reads and probes give way to it."""
         self.retries: dict[str, tuple[float, Backoff]] = {}
@@ -388,7 +388,7 @@ class Schedule:
             self.asked.set()
 
     def restart(self) -> None:
-        """Begin anew, with a look at everything."""
+        """Begin again, with a look at everything."""
         self._resynced = self._probed = self._glanced = self._clock()
         self._todo.everything = True
 

@@ -70,7 +70,7 @@ class Witness(Struct, frozen=True):
     complaint: str
     """Why it is not heard; empty if it is."""
     needed: bool = True
-    """Should it be heard now?"""
+    """Whether it should be heard now."""
 
 
 class Settings(Protocol):
@@ -108,7 +108,7 @@ class FindingSink(Protocol):
         """Wait until every backend has had its first scan."""
 
     def is_left_alone(self, hardware: str, by: str) -> bool:
-        """Has an operator drained it, or has a resource of another backend got it?"""
+        """Whether an operator has drained it, or a resource of another backend than `by` has it."""
 
 
 class DiscoveryRunner:
@@ -320,7 +320,7 @@ class DiscoveryRunner:
             self._tell(discoverer, record)
 
     def _is_seen(self, signal: Signal, record: Record) -> bool:
-        """Has a scan found the signal's hardware? If not, the signal is kept until one does."""
+        """Whether a scan has found the signal's hardware. If not, the signal is kept until one does."""
         if record.source != "kmsg" or any(it.sees(signal.hardware) for it in self.discoverers.values()):
             return True
         self._early.keep(signal, record)
@@ -434,7 +434,7 @@ def _asked_for(watches: Watches, hint: Hint) -> bool:
 
 
 def wants(watches: Watches, record: Record) -> bool:
-    """Did a backend that watches this ask for the record? The sources hand on what any backend asked for."""
+    """Whether a backend that watches this asked for the record. The sources hand on what any backend asked for."""
     if record.source == "kmsg":
         message = record.message
         return any(message.startswith(text) for text in watches.kernel_lines)
@@ -483,7 +483,7 @@ class Faults:
         self._reports: dict[str, tuple[Report, ...]] = {}
 
     def is_news(self, signal: Signal, source: str, now: float) -> bool:
-        """Does this signal tell of a fault that no other source has told?"""
+        """Whether no other source told of the signal's fault, or none so badly; without a fault it is always news."""
         if not signal.fault or signal.verdict not in _SEVERITY:
             return True
         reports = self._reports.pop(signal.fault, ())

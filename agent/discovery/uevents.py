@@ -5,7 +5,7 @@ down, and only of those of this process's network namespace: in a container it m
 
 Events come from a plain socket; pyudev makes that for udevd's, and only there it is imported: with
 libudev it takes 3 ms of a start, and 0.7 MB. Messages are read and parsed here. In a burst an event costs 8 us with all
-its properties, and 4 us if nobody wants it; `Monitor.poll` alone takes 11 us, 37 us with the properties, repeats ENOBUFS
+its properties, and 4 us if no backend wants it; `Monitor.poll` alone takes 11 us, 37 us with the properties, repeats ENOBUFS
 for ever after an overflow, and raises ValueError for a message it finds odd.
 """
 
@@ -118,7 +118,7 @@ class UeventSource:
         self._facts: frozenset[str] = frozenset()
         self._queue = _Queue("uevents", emit, self._overflowed)
         self._ran_before = False
-        self._socket: socket.socket | None = None  # which nobody reads yet
+        self._socket: socket.socket | None = None  # which is not read yet
 
     def watch(self, subsystems: frozenset[str], facts: frozenset[str] = frozenset()) -> None:
         """From now on hand on these subsystems' events; `ANY_SUBSYSTEM` among them stands for all.
@@ -209,7 +209,7 @@ def _properties(data: bytes) -> dict[str, str]:
 
 
 def _is_genuine(mode: Mode, sender: tuple[int, int], ancillary: list[tuple[int, int, bytes]]) -> bool:
-    """Is it from the kernel (port 0), or from root's udevd? Any process may send us a message of its own."""
+    """Whether a message is from the kernel (port 0), or from root's udevd. Any process may send us one of its own."""
     if mode == "kernel":
         return sender[0] == 0
     return any(

@@ -1,7 +1,7 @@
 """Decides what a ResourceClaim gives: from the claim as the API server has it to IDs in the ledger and devices for CDI. Pure.
 
 The scheduler has allocated the devices. What it cannot see is decided here: whether a device is still there, is well, and is
-held by nobody else. A driver is the last that can refuse one device to two workloads.
+held by no other workload. A driver is the last that can refuse one device to two workloads.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Result(Struct, frozen=True):
     """Its `shareID`; empty where the device has one allocation."""
     tokens: int = 1
     is_admin: bool = False
-    """Is it for observing alone? Others may have the device meanwhile, and nothing is done to it."""
+    """Whether it is for observing alone. Others may have the device meanwhile, and nothing is done to it."""
     is_tolerant: bool = False
-    """Does the claim tolerate taints of ours, so that it gets a device that is not well?"""
+    """Whether the claim tolerates taints of ours, so that it gets a device that is not well."""
     subrequest: str = ""
     """Which of a request's alternatives it is; empty where it has none."""
     parameters: tuple[Parameters, ...] = ()
@@ -70,7 +70,7 @@ class Result(Struct, frozen=True):
 
     @property
     def resets(self) -> bool:
-        """Is the hardware to be reset before use, also where the resource does not say so?"""
+        """Whether the hardware is to be reset before use, also where the resource does not say so."""
         return any(it.reset for it in self.parameters)
 
     @property
@@ -260,7 +260,7 @@ def _mistake(said: Parameters) -> str:
 
 
 def is_over(claim: Mapping[str, Any], uid: str, driver: str, node: str, had: Iterable[ResourceClaim] = ()) -> bool:
-    """Has a claim that the kubelet does not know any more ended: is it another, or reserved for nobody, or without ours?
+    """Whether a claim that the kubelet no longer knows has ended: it is another one, not reserved, or has none of ours.
 
     Ours is what the driver allocated on this node (it may be another node's since), and what the claim `had`: driver and node
     may have had other names then.
@@ -289,9 +289,9 @@ class Candidate(Struct, frozen=True):
     claims: Mapping[str, Held] = {}
     """What is held of its resource, by ID."""
     on_hardware: tuple[Held, ...] = ()
-    """What is held of its hardware, under whichever resource."""
+    """What is held of its hardware, by any resource."""
     is_for_one: bool = True
-    """May only one claim or pod at a time have it?"""
+    """Whether only one claim or pod at a time may have it."""
 
 
 class Given(Struct, frozen=True):
@@ -327,7 +327,7 @@ def give(
         is_prepared: a pod may run with it already, so that a device that has failed since is no reason to refuse.
 
     Raises:
-        AllocationRefused: a device is gone, is not well, or somebody else has it.
+        AllocationRefused: a device is gone, is not well, or another claim or pod has it.
     """
     given = list[Given]()
     taken = set(taken)
@@ -402,7 +402,7 @@ def _in_use(result: Result, other: Held | None) -> AllocationRefused:
 
 
 def is_stale(held: Held, claim: Allocated) -> bool:
-    """Was this given for an earlier allocation of the same claim?"""
+    """Whether this was given for an earlier allocation of the same claim."""
     return not any(_is_of(held, claim, result) for result in claim.results if not result.is_admin)
 
 

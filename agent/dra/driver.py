@@ -99,7 +99,7 @@ class Driver:
         self.complaint = ""
         """Why the kubelet did not register us; empty if it did, or was not seen yet."""
         self.registered = False
-        """Has a kubelet registered us?"""
+        """Whether a kubelet has registered us."""
         self._house, self._serves, self._wall = house, serves, wall
         self._said: dict[str, str] = {}
         self._news = asyncio.Event()
@@ -235,7 +235,7 @@ class Driver:
         return made, ""
 
     def _is_new(self, called: Called, error: str) -> bool:
-        """Is this error not the last that was logged for the claim? The kubelet asks again and again."""
+        """Whether the error logged last for the claim was another; notes this one. The kubelet asks again and again."""
         if self._said.get(called.uid) == error:
             return False
         if len(self._said) > _SAID:

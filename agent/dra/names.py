@@ -87,7 +87,7 @@ def pool_name(node: str, resource: str) -> str:
 
 
 def is_pool_of(node: str, pool: str) -> bool:
-    """Is it a pool of this node, whatever the resource?"""
+    """Whether a pool is one of this node, of any resource."""
     return pool.partition("/")[0] in (node, digest(node))
 
 
@@ -123,7 +123,7 @@ def _marked(text: str, *, hyphens: bool) -> str:
 
 
 def _is_plain(char: str, *, is_upper: bool) -> bool:
-    """Does a character stay as it is, with no mark before it?"""
+    """Whether a character stays as it is, with no mark before it."""
     return char.isascii() and (char.isdigit() or (char.isalpha() and char.isupper() == is_upper))
 
 

@@ -248,7 +248,7 @@ class Preparer:
         )
 
     def _in_the_way(self, resource: str, device: Device) -> Iterable[Held]:
-        """What is held so that nobody else may have this device: of its hardware, by another resource or plugin.
+        """What is held and bars this device from all others: of its hardware, by another resource or plugin.
 
         By its own resource it is what is exclusive, and the device itself, under another ID.
         """
@@ -264,7 +264,7 @@ class Preparer:
         )
 
     def _is_there(self, held: Held) -> bool:
-        """Has the ID that is held the device that was given?"""
+        """Whether the ID that is held still has the device that was given."""
         device = self._house.inventory.device(held.slot)
         return device is not None and is_same(held, device)
 
@@ -341,7 +341,7 @@ class Preparer:
     # --- unprepare ---
 
     async def unprepare(self, called: Called) -> None:
-        """Undo what was done for a claim, if anything was: by whichever process of ours, or by none.
+        """Undo what was done for a claim, if anything was: by this process of ours or an earlier one.
 
         Raises:
             AllocationRefused: with a sentence for the pod's owner; the kubelet asks again.
@@ -427,7 +427,7 @@ class Preparer:
         return await self._end_untouched(claim.uid)
 
     async def _collect_unrecorded(self, uid: str, refused: dict[str, str]) -> bool:
-        """End a claim of which there are files alone, or adopt it while a pod has it.
+        """End a claim of which there are files alone, or adopt it while a pod has it; False if it is to be tried again.
 
         An admin's access is never recorded, and of others our state may be lost. That the kubelet does not list it proves
         nothing: one that has begun lists the pods known so far (kubelet contract: A5).
@@ -435,7 +435,7 @@ class Preparer:
         try:
             if uid in await self._disk.run(self._files.uids):  # else only metadata is left, by a boot
                 if (named := await self._disk.run(partial(self._files.named, uid))) is None:
-                    return True  # nobody can say whether a container is yet to be made from it; a boot removes it
+                    return True  # whether a container is yet to be made from it is unknown; a boot removes it
                 if not await self._is_over(uid, *named):
                     return await self._adopt(*named, self._driver, refused)
         except (ApiError, OSError, NoWorkerError):
@@ -443,7 +443,7 @@ class Preparer:
         return await self._end_untouched(uid)
 
     async def _is_over(self, uid: str, namespace: str, name: str, had: Iterable[ResourceClaim] = ()) -> bool:
-        """Has a claim that the kubelet does not list, and that `had` this, ended?
+        """Whether a claim that the kubelet does not list, and that `had` this, has ended.
 
         Raises:
             ApiError: the API server does not say.
@@ -456,7 +456,7 @@ class Preparer:
             raise
 
     async def _end_untouched(self, uid: str) -> bool:
-        """End a claim, unless the kubelet has called us for it meanwhile."""
+        """End a claim, unless the kubelet has called us for it meanwhile; False if it could not be ended."""
         async with self._turn(uid):
             if uid not in self._touched:
                 try:
@@ -467,7 +467,7 @@ class Preparer:
         return True
 
     async def _adopt(self, namespace: str, name: str, driver: str, refused: dict[str, str]) -> bool:
-        """Take in a claim that a pod has and that is not recorded: our state was lost. Notes why it is `refused`."""
+        """Take in a claim that a pod has and our state has lost; False: try again. Notes why it is `refused`."""
         try:
             found = await self._claim(namespace, name)
             uid = str(found["metadata"]["uid"])

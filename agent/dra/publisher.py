@@ -202,12 +202,12 @@ class Publisher:
         self._changed.set()
 
     def has(self, resource: str) -> bool:
-        """Does the API server have anything of this resource, as far as is known?"""
+        """Whether the API server may have anything of this resource: it does, or was not asked yet."""
         pool = pool_name(self._settings.node, resource)
         return not self._is_seen or any(it.pool == pool for it in self._seen.values())
 
     def is_offered(self, resource: str) -> bool:
-        """Has the API server the devices of a resource?"""
+        """Whether the API server has the devices of a resource."""
         return self._is_seen and resource in self._pools and self.has(resource)
 
     # --- what the API server has ---
@@ -324,7 +324,7 @@ class Publisher:
         return later
 
     def _plan(self) -> list[Write]:
-        """What is to be written. Pools that nobody wants stay while a backend has more to tell: one may be its."""
+        """What is to be written. Pools that no resource has stay while a backend has more to tell: one may be its."""
         pools = {of[0].pool: of for of in self._pools.values()}
         written = self._inventory.selection.written.values()
         kinds = {it.spec.backend for it in written if it.spec.serve == "dra"}
@@ -400,7 +400,7 @@ class Publisher:
         """Make, replace or delete one slice.
 
         Raises:
-            ApiError: that did not happen, or nobody can say.
+            ApiError: that did not happen, or it is not known whether it did.
         """
         settings, path = self._settings, f"{_SLICES}/{it.name}"
         if it.slice is None:
@@ -433,7 +433,7 @@ class Publisher:
         """Make a request that changes something, and count it.
 
         Raises:
-            ApiError: it is refused, or nobody answers.
+            ApiError: it is refused, or no answer comes.
         """
         result = "failed"
         try:

@@ -68,7 +68,7 @@ class Offer(Struct, frozen=True):
     tokens: int
     """How many claims may have it at a time, as far as no pod has it by device plugin; 0: one, which may be any."""
     is_held: bool
-    """Does a claim have it, or a token of it?"""
+    """Whether a claim has it, or a token of it."""
 
 
 def named(found: Iterable[Found]) -> dict[str, Found]:
@@ -394,7 +394,7 @@ def _taint(health: Health, driver: str, *, is_evicted: bool, offset: float) -> E
     if health.state is State.HEALTHY:
         return None
     if health.state is State.DEGRADED:
-        key, effect = "degraded", "None"  # it tells people, and keeps nobody away
+        key, effect = "degraded", "None"  # it tells people, and keeps no claim away
     else:
         key = health.reason if health.reason in (DRAINED, _HELD) else "unhealthy"
         effect = "NoExecute" if is_evicted else "NoSchedule"
@@ -473,7 +473,7 @@ def plan(
         pools: pool → its slices; a pool that is empty of slices is none.
         seen: what the API server has of ours on this node.
         latest: pool → the highest generation that was ever seen of it.
-        keep_others: are pools left alone that are in none of `pools`? Their devices may not be known yet.
+        keep_others: whether pools are left alone that `pools` lacks. Their devices may not be known yet.
     """
     writes: list[Write] = []
     by_pool: dict[str, list[Seen]] = {}

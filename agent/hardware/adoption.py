@@ -143,7 +143,7 @@ class Adopter:
 
 
 def _adopts(backend: Backend[Any], resource: Resource[Any]) -> bool:
-    """Does the backend adopt devices of this resource? One that raises is asked nothing more."""
+    """Whether the backend adopts devices of this resource. One that raises is asked nothing more."""
     try:
         return bool(ask(lambda: backend.adopts(resource)))
     except Exception:

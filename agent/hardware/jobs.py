@@ -1,7 +1,7 @@
 """Runs a backend's calls on a pod's hardware while the kubelet waits: in a thread, in turn, within a deadline.
 
 Each piece of hardware has one turn: claim, reset and release never run side by side. A turn lasts until the thread that acts
-has come back, also where nobody waits for it any more: a call that hangs costs one thread, however often it is tried again,
+has come back, also where no caller waits for it any more: a call that hangs costs one thread, however often it is tried again,
 and nothing is undone that is still being done.
 
 Whatever goes wrong becomes a refusal with a sentence for the pod's owner. The threads are not those that scan: neither
@@ -30,7 +30,7 @@ from backends.base import AllocationRefused, Device, Resource
 T = TypeVar("T")
 
 LINGERS: Final = 5.0
-"""Seconds after an act for which hardware may still go and come because of it: a slot trains its link anew within one
+"""Seconds after an act for which hardware may still go and come because of it: a slot trains its link again within one
 second, a look may take as long as a read may hang."""
 
 LASTS: Final = 60.0
@@ -62,7 +62,7 @@ class Turn:
 
     @property
     def acts(self) -> bool:
-        """Was a call made in it?"""
+        """Whether a call was made in it."""
         return self._call is not None
 
     async def run(self, workers: Workers, call: Callable[[], T]) -> T:
@@ -73,7 +73,7 @@ class Turn:
         """
         job: asyncio.Future[T] = workers.start(call)
         self._call = job
-        await asyncio.wait([job])  # not shield: from Python 3.14 on it complains of an error that nobody waits for
+        await asyncio.wait([job])  # not shield: from Python 3.14 on it complains of an error that no task waits for
         return job.result()
 
     def when_over(self, then: Callable[[], None]) -> None:
@@ -104,17 +104,17 @@ class HardwareQueue:
 
     @property
     def busy(self) -> bool:
-        """Is any turn taken?"""
+        """Whether any turn is taken."""
         return bool(self._taken)
 
     def have_effects(self) -> bool:
-        """May hardware go or come now because of a call of ours, which runs or ended a moment ago?"""
+        """Whether hardware may go or come now because of a call of ours, which runs or ended a moment ago."""
         now = self._clock()
         acting = any(turn.acts and now - began < LASTS for turn, began in self._began.items())
         return acting or now - self._ended < LINGERS
 
     def is_taken(self, things: Set[Hashable]) -> bool:
-        """Is the turn for any of these taken?"""
+        """Whether the turn for any of these is taken."""
         return not self._taken.isdisjoint(things)
 
     @asynccontextmanager
@@ -123,7 +123,7 @@ class HardwareQueue:
 
         Args:
             things: what is acted on.
-            moves: may what is done make hardware go and come?
+            moves: whether what is done may make hardware go and come.
         """
         while self.is_taken(things):
             await self._given_back.wait()

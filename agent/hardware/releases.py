@@ -60,7 +60,7 @@ class Releaser:
             self._reconciler.want(("release", slots), Want(f"release {kind}", attempt, trouble))
 
     def _undoes(self, kind: str) -> bool:
-        """Does the backend undo anything? A backend that is not made yet may."""
+        """Whether the backend undoes anything. A backend that is not made yet may."""
         backend = self._backends.get(kind) or self._unconfigured.get(kind)
         return backend is None or type(backend).release is not Backend.release
 

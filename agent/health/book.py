@@ -38,7 +38,7 @@ class Handled(Struct, frozen=True):
     sequence: int
 
     def includes(self, boot: str, sequence: int) -> bool:
-        """Was this record among them?"""
+        """Whether this record was among them."""
         return boot == self.boot and sequence <= self.sequence
 
 
@@ -114,7 +114,7 @@ class HealthBook:
             now: monotonic seconds.
             beside: what else is there in these units, and is not to be had: it has not gone.
             anew: another instance of the backend looks, or none does: what it does not show has not gone.
-            ours: are we acting on hardware, which may be why it goes and comes?
+            ours: whether we act on hardware, which may be why it goes and comes.
         """
         touched: set[str] = set()
         if anew:
@@ -396,7 +396,7 @@ class Statement(Struct, frozen=True):
     since: float
     """Seconds on the agent's monotonic clock."""
     counts: bool
-    """Does it make the hardware Unhealthy or Degraded now?"""
+    """Whether it makes the hardware Unhealthy or Degraded now."""
     changes: float | None = None
     """When time alone will change what it means, on the same clock; None if it will not."""
     waits_for: frozenset[Clears] = frozenset()

@@ -41,7 +41,7 @@ class Measures:
         """By the units they were read in."""
 
     def counts(self, source: Source, hardware: str, measure: Measure) -> bool:
-        """Does the number do what its trend says? The first sight of it is a baseline and says nothing.
+        """Whether the number does what its trend says. The first sight of it is a baseline and says nothing.
 
         A counter that falls was reset, or wrapped: a new baseline. One that is saturated stands still.
         """
@@ -107,7 +107,7 @@ def matured(signal: Signal, since: float, now: float) -> Verdict:
 
 
 def counts(verdict: Verdict) -> bool:
-    """Does it make hardware Unhealthy or Degraded?"""
+    """Whether a verdict makes hardware Unhealthy or Degraded."""
     return verdict in _STATES
 
 
@@ -151,7 +151,7 @@ class Active(Struct, frozen=True):
         return Verdict.NOW if self.at_once else matured(self.signal, self.since, now)
 
     def is_over(self, now: float) -> bool:
-        """Has it been absent for long enough?"""
+        """Whether it has been absent for long enough."""
         return self.unseen_since is not None and self.unseen_since + self.signal.recover_after <= now
 
     @property
@@ -170,7 +170,7 @@ class Active(Struct, frozen=True):
         return self.begins if self._waits else None
 
     def leads_to(self, signal: Signal, now: float) -> bool:
-        """Did this delayed fault count when the other appeared? Then the other counts at once, without a delay of its own.
+        """Whether this delayed fault counted when the other appeared, which then counts at once, without a delay of its own.
 
         The hardware has not been well in between: a port that was down for a minute has a link now and no subnet manager,
         which by itself may last for half a minute. Hardware has recovered when none of it is seen any more.
@@ -360,7 +360,7 @@ class Latch(Struct, frozen=True):
         return self.signal.reason, self.signal.verdict, self.waits_for
 
     def outlived(self, boot: str) -> bool:
-        """Is this another boot than the record's, and is that what it waits for?"""
+        """Whether this is another boot than the record's, and that is what it waits for."""
         return self.boot != boot and bool(self.waits_for & _REBOOT)
 
 
@@ -377,7 +377,7 @@ class Latches:
         self.revision = 0
         """Raised whenever anything that is latched changes."""
         self.ended: deque[tuple[Latch, Clears]] = deque(maxlen=_OF_ONE)
-        """What has ended, and with what, until somebody takes it."""
+        """What has ended, and with what, until it is taken from here."""
 
     def of(self, hardware: str) -> Iterable[Latch]:
         """The latches of this hardware."""
@@ -388,7 +388,7 @@ class Latches:
         return [latch for of_one in self._latched.values() for latch in of_one.values()]
 
     def take(self, signal: Signal, record: Record, now: float) -> bool:
-        """Latch what a record said, or end what it says is over; does this change anything that is said?
+        """Latch what a record said, or end what it says is over; returns whether that changes anything that is said.
 
         Said again, a signal keeps its first words, which are nearest to the cause, and belongs to the later binding.
         """
@@ -412,7 +412,7 @@ class Latches:
             self._compare(hardware)
 
     def clear(self, happened: Set[Clears], hardware: str) -> bool:
-        """End the latches that wait for any of this; were there any?"""
+        """End the latches that wait for any of this; returns whether there were any."""
         over = [latch for latch in self.of(hardware) if latch.waits_for & happened]
         self.ended.extend((latch, min(latch.waits_for & happened, key=lambda it: it.value)) for latch in over)
         return self._drop(over)
@@ -438,7 +438,7 @@ class Latches:
         return bool(before), self._compare(hardware)
 
     def _compare(self, hardware: str) -> bool:
-        """End the latches of bindings that are gone; give the present bindings to latches without any. Did any latch change?
+        """End latches of bindings that are gone; bind those without any to the present ones. Returns whether a latch changed.
 
         Backends look one after the other: what one of them still sees may be what another saw before, and the other way
         round. So a latch that was taken in between is of both bindings, and stays with the later one.
@@ -534,7 +534,7 @@ class Presence:
             units: with their devices.
             beside: the same.
             now: monotonic seconds.
-            excused: may this hardware go and come, as far as is known?
+            excused: whether this hardware may go and come, as far as is known.
         """
         concerned: set[str] = set()
         for unit, devices in units.items():

@@ -34,7 +34,7 @@ class Drain(Struct, frozen=True):
     """Seconds since the epoch; None: until it is undrained."""
 
     def is_over(self, wall: float) -> bool:
-        """Has its end come?"""
+        """Whether its end has come."""
         return self.until is not None and self.until <= wall
 
     def deadline(self, now: float, wall: float) -> float | None:
@@ -129,7 +129,7 @@ class Quarantine(Struct, frozen=True):
     message: str
 
     def lasts(self, now: float) -> bool:
-        """Is it not over yet?"""
+        """Whether it is not over yet."""
         return now < self.until
 
     def deadline(self, now: float) -> float:
@@ -137,7 +137,7 @@ class Quarantine(Struct, frozen=True):
         return self.until if self.lasts(now) else self.until + FORGOTTEN_AFTER
 
     def is_forgotten(self, now: float) -> bool:
-        """Was it so long ago that it says nothing about the next one?"""
+        """Whether it was so long ago that it says nothing about the next one."""
         return self.until + FORGOTTEN_AFTER <= now
 
 
@@ -188,7 +188,7 @@ class Flapping:
             self._failures[hardware] = replace(known, count=known.count + 1, cause=cause)
 
     def judge(self, hardware: str, now: float, wall: float) -> bool:
-        """Let time pass: quarantine begins, is renewed or ends, is forgotten; is that a change?
+        """Let time pass: quarantine begins, is renewed or ends, is forgotten; returns whether that is a change.
 
         Args:
             hardware: whose.
@@ -221,7 +221,7 @@ class Flapping:
         self._quarantines = {quarantine.hardware: quarantine for quarantine in quarantines}
 
     def forget(self, hardware: str) -> bool:
-        """A person says that the hardware is well; was there a quarantine to remember?"""
+        """A person says that the hardware is well; returns whether there was a quarantine to remember."""
         self._failures.pop(hardware, None)
         return self._quarantines.pop(hardware, None) is not None
 

@@ -135,7 +135,7 @@ class Notes:
         self._news.set()
 
     def _is_more(self, signal: Signal, then: float, *, is_going_on: bool) -> bool:
-        """Does it belong to what is noted? Then it is counted there."""
+        """Whether a signal belongs to what is noted, and is counted there."""
         notes = self._of(signal.hardware)
         alike = [it for it in notes if it.reason == signal.reason]
         if not alike:
@@ -197,7 +197,7 @@ class Notes:
 
 
 def _is_same(one: int | None, other: int | None) -> bool:
-    """Can it be the same process? Not every line names it."""
+    """Whether both numbers can be the same process. Not every line names it."""
     return one is None or other is None or one == other
 
 

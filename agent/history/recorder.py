@@ -186,7 +186,7 @@ class Recorder:
     def _has_appeared(
         self, key: Key, new: Slot | None, before: Mapping[str, Slot] | None, earlier: Container[Key]
     ) -> bool:
-        """Was it not listed before, as far as a daemon ran?"""
+        """Whether a device was not listed before, as far as a daemon ran."""
         if before is None:
             return bool(self._earlier) and key not in earlier
         places = self._places(key[0], new.device if new else None)

@@ -228,7 +228,7 @@ class Book:
             key: the device's.
             condition: how it is.
             time: seconds since the epoch.
-            appeared: was it not there before? Asked of a device of which nothing is known.
+            appeared: whether it was not there before; heeded only where nothing is known of it.
         """
         changes = self._changes.get(key)
         if changes is None and appeared:

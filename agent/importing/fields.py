@@ -30,7 +30,7 @@ class Fields:
         """What is said of the table; a list that is handed in has that of the table around it, too."""
         self._asked: set[str] = set()
         self.sound = True
-        """Could every value that was asked for be read?"""
+        """Whether every value that was asked for could be read."""
 
     @classmethod
     def named(cls, table: Table, key: str, unnamed: str) -> Fields:
@@ -212,5 +212,5 @@ def usb_ids(fields: Fields) -> dict[str, Value]:
 
 
 def is_xid(text: str) -> bool:
-    """Is this the number of an error of NVIDIA's driver?"""
+    """Whether this is the number of an error of NVIDIA's driver."""
     return _XID.fullmatch(text) is not None

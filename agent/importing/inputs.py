@@ -173,7 +173,7 @@ def gather(documents: Iterable[Tree], recognised: Recognised, files: Iterable[st
 
 
 def _is_made_by(one: Tree, present: set[tuple[str | None, str | None]]) -> bool:
-    """Is it made by another object that is there, too, as a pod is by its DaemonSet?"""
+    """Whether another object that is there made it, as a DaemonSet makes a pod."""
     return any(
         text_at(it, "kind") in WORKLOADS and (text_at(it, "kind"), text_at(it, "name")) in present
         for it in items_at(one, "metadata", "ownerReferences")

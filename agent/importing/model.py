@@ -29,7 +29,7 @@ class Remark(Struct, frozen=True):
     line: int
     sentence: str
     lost: bool = True
-    """Is something not as it was? Else it is only good to know."""
+    """Whether something is not as it was. Else it is only good to know."""
 
     def __str__(self) -> str:
         return self.sentence if self.lost else f"note: {self.sentence}"
@@ -82,7 +82,7 @@ class Part(Struct, frozen=True):
     remarks: tuple[Remark, ...] = ()
     draft: Draft | None = None
     offered: bool = True
-    """Is the resource in force, or commented out as a suggestion?"""
+    """Whether the resource is in force; otherwise it is commented out as a suggestion."""
 
 
 class Sketch(Struct, frozen=True):
@@ -134,5 +134,5 @@ class Imported(Struct, frozen=True):
 
     @property
     def lossless(self) -> bool:
-        """Does it mean what the imported file meant?"""
+        """Whether it means what the imported file meant."""
         return not any(remark.lost for remark in self.remarks)

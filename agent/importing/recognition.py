@@ -201,7 +201,7 @@ def _configuration(source: str, found: Inputs, entry: str | None, domain: str | 
 
 
 def _is_same(one: Configuration, other: Configuration) -> bool:
-    """Is it there twice, as in a values file and in what a chart made of it?"""
+    """Whether both are one configuration, as a values file and what a chart made of it."""
     return (one.name == other.name or not one.name or not other.name) and plain(one.document) == plain(other.document)
 
 

@@ -31,7 +31,7 @@ class Scalar(Struct, frozen=True):
     kind: str
     """What YAML takes it for: "str", "int", "float", "bool", "null" or "timestamp"."""
     block: bool = False
-    """Does its text stand line by line below `line`, as after `|`?"""
+    """Whether its text stands line by line below `line`, as after `|`."""
 
 
 class Items(Struct, frozen=True):
@@ -139,7 +139,7 @@ def read_yaml(text: str, first: int = 1, *, is_spread: bool = True) -> list[Tree
     Args:
         text: the stream.
         first: the number of its first line.
-        is_spread: has each of its lines one of its own in the file? Else all are `first`: a text in quotes is in one.
+        is_spread: whether each of its lines is one of the file's; else all are `first`, as of a text in quotes.
 
     Raises:
         ImportRefusedError: it is no YAML, or more of it than any device plugin needs.

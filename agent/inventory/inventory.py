@@ -121,7 +121,7 @@ class Inventory:
         self._decide({it for name in changes for it in self._index.minding(name)})
 
     def claim(self, held: Iterable[Held]) -> bool:
-        """Pods hold these from now on, or hold them with other hardware than was known; may any list be another then?"""
+        """Pods hold these now, or with other hardware than was known; returns whether any list may be another then."""
         stale, slots = set[Found](), set[SlotKey]()
         for claim in held:
             if claim.slot in self._foreign.by_slot:
@@ -282,7 +282,7 @@ class Inventory:
         return self._lists[resource].claims
 
     def is_held(self, hardware: Iterable[str]) -> bool:
-        """Does a pod hold any of this through a resource of ours?"""
+        """Whether a pod holds any of this through a resource of ours."""
         return any(name in self._held.by_hardware for name in hardware)
 
     def held_elsewhere(self, resource: str) -> Iterator[tuple[str, Held]]:
@@ -304,7 +304,7 @@ class Inventory:
         return behind.barred if behind is not None else None
 
     def is_for_one(self, slot: SlotKey) -> bool:
-        """May only one pod at a time have what is behind this ID, as far as the operator has said?"""
+        """Whether only one pod at a time may have what is behind this ID, as far as the operator has said."""
         behind = self._behind(slot)
         return behind is not None and is_meant_for_one(behind.device, behind.placed)
 
@@ -484,7 +484,7 @@ class Inventory:
         return slots
 
     def _changes_no_slot(self, claim: Held, *, ends: bool = False) -> bool:
-        """Would deciding again for this claim write the slots that are there? It saves that at an Allocate, of a thousand tokens.
+        """Whether deciding again for this claim would write the slots that are there: an Allocate of a thousand tokens saves it.
 
         So it is where the claim is about the device that has its ID, and that device alone has all that is there.
         """
@@ -499,14 +499,14 @@ class Inventory:
         device = owner.device
         if not (is_same(claim, device) and claim.hardware <= device.hardware and claim.place <= device.place):
             return False
-        if any(len(self._index.at[name]) > 1 for name in device.place):  # does its neighbour know that it is held?
+        if any(len(self._index.at[name]) > 1 for name in device.place):  # whether its neighbour knows that it is held
             first = self._held.first_of(claim.hardware)
             is_another_token = first is not None and first == replace(claim, id=first.id) and first.slot < claim.slot
             return is_another_token and not ends
         return not ends or (len(owner.candidates) == 1 and self._health.keys().isdisjoint(device.hardware))
 
     def _bring(self, resource: str, backend: str, value: str = "") -> set[SlotKey]:
-        """Have a list of a resource that a template gives, or that has retired; for which claims may that matter?"""
+        """Have a list of a resource that a template gives or that has retired; returns the claims that this may touch."""
         is_new = self.selection.bring(resource, backend, value)
         if is_new or resource not in self._lists:
             self.names_revision += 1

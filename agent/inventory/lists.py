@@ -18,7 +18,7 @@ class Listing:
         self.slots: dict[str, Slot] = {}
         self.owners: dict[str, Found] = {}  # ID → the device behind it
         self.claims: dict[str, Held] = {}  # ID → the pod's claim
-        self.dirty = True  # is another snapshot due?
+        self.dirty = True  # whether another snapshot is due
         self.omitted = 0
         self._placed: dict[Found, None] = {}  # the devices behind all of them
         self._devices: tuple[Found, ...] | None = ()

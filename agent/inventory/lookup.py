@@ -181,7 +181,7 @@ def _paths_and_names(device: Device) -> Iterator[str]:
 
 
 def _is_called(name: str, device: Device, *, is_number: bool) -> bool:
-    """Is that a node or an attribute of it? A number is no name: `nvidia-smi` counts GPUs in another order than we.
+    """Whether that is a node or an attribute of it. A number is no name: `nvidia-smi` counts GPUs in its own order.
 
     Raises:
         AmbiguousError: it is, and the device has several parts, of which that may be one.

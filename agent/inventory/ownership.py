@@ -12,7 +12,7 @@ What lives how long:
 - A claim lives from the Allocate until both witnesses have told the ledger that the pod has ended. While it does, its ID is
   listed, with a device or without.
 - The name that a template gives belongs to the value that was there first, for as long as it is served.
-- Health that is not HEALTHY is dated by whoever tells of it. What is decided here has no date: the list that shows it first
+- Health that is not HEALTHY is dated by the part that tells of it. What is decided here is not: the list that shows it first
   dates it.
 """
 
@@ -102,7 +102,7 @@ def decide(
                     if placed[it].resource == name:
                         barred.setdefault(it, withheld(unmapped))
 
-    # 4. Where is what each pod was given? A device at the place of one that is not there is kept from others.
+    # 4. Where what each pod was given is now. A device at the place of one that is not there is kept from others.
     at: defaultdict[str, list[Found]] = defaultdict(list)  # hardware or place → the devices there
     for it in every if held.by_slot else ():
         for name in it.device.hardware | it.device.place:
@@ -238,7 +238,7 @@ def _given_elsewhere(it: Found, foreign: Holdings) -> Health | None:
 
 
 def is_meant_for_one(device: Device, place: Candidate | None) -> bool:
-    """May only one pod at a time have a device, as far as the operator has said? Of several IDs, or `shared`, not."""
+    """Whether the operator lets only one pod at a time have a device: not if it has several IDs, or is `shared`."""
     return (place is None or len(place.ids) == 1) and not (device.nodes and all(it.shared for it in device.nodes))
 
 
@@ -483,12 +483,12 @@ def places(of: Held | Device) -> frozenset[str]:
 
 
 def owns_its_place(of: Held | Device) -> bool:
-    """Is it all that is there: a stick and not a node of it, a GPU and not a node that its driver made?"""
+    """Whether a device is all that is there: a stick and not a node of it, a GPU and not a node of its driver."""
     return any(name.startswith(PLUGGED) for name in of.hardware)
 
 
 def is_same(claim: Held, device: Device) -> bool:
-    """Is this the card that the pod was given? What cannot be seen of it now tells nothing.
+    """Whether this is the card that the pod was given. What cannot be seen of it now tells nothing.
 
     Numbers of nodes and of buses are others after a boot, or once it was plugged in again: its place is not.
     `has_other_nodes` tells what that means for a pod that runs.
@@ -501,7 +501,7 @@ def is_same(claim: Held, device: Device) -> bool:
 
 
 def has_other_nodes(claim: Held, device: Device) -> bool:
-    """Has the pod's own stick other nodes than the pod was given, since it was plugged in again? The pod's lead nowhere.
+    """Whether the pod's own stick was plugged in again and has other nodes since: those that the pod has lead nowhere.
 
     Nodes that only went tell nothing: a program that uses the stick itself takes it from its driver, and with it `ttyUSB0`. Nor
     does another identity: a stick that got its firmware stays the pod's. Hardware that is no stick keeps its nodes' numbers, or

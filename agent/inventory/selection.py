@@ -51,7 +51,7 @@ class Found(Struct, gc=False, eq=False):
     barred: Health | None = None
     """Why no further pod may have it although it is well, if that is so."""
     is_plain: bool | None = False
-    """Has it hardware and IDs that no other device has, and are all of them Healthy? Then a pod may get one, and no slot changes. None: look."""
+    """Whether it shares hardware and IDs with no other device and all are Healthy: a pod may get one, and no slot changes. None: look."""
 
     @property
     def ref(self) -> Ref:
@@ -103,7 +103,7 @@ class Selection:
             self._of_kind[resource.spec.backend].append(resource)
         self._templates = [resource for resource in resources if resource.is_template]
         self.has_templates = bool(self._templates)
-        """May resources come into force, and go?"""
+        """Whether resources may come into force, and go."""
         for name, resource in before.resources.items() if before else ():
             now = self.written.get(resource.template)
             if before and now is not None and now.spec.backend == resource.spec.backend:
@@ -119,15 +119,15 @@ class Selection:
         return self._of_kind.get(kind, ())
 
     def is_strict(self, name: str) -> bool:
-        """Is a resource in force to offer nothing while a pod holds an ID of it and nothing tells of which device?"""
+        """Whether a resource in force offers nothing while a pod holds an ID of it and it is unknown of which device."""
         return (resource := self.resources.get(name)) is not None and resource.spec.adopt == "strict"
 
     def is_by_plugin(self, name: str) -> bool:
-        """Is a resource in force served by the device plugin API?"""
+        """Whether a resource in force is served by the device plugin API."""
         return (resource := self.resources.get(name)) is not None and resource.spec.serve == "device-plugin"
 
     def comes_before(self, name: str, other: str) -> bool:
-        """Is a resource, or a template, before another in the configuration?"""
+        """Whether a resource, or a template, is before another in the configuration."""
         return self._order.get(name, 0) < self._order.get(other, 0)
 
     def kinds(self) -> list[str]:
@@ -167,7 +167,7 @@ class Selection:
         return giver.spec.backend if giver and is_distinctive(giver.name) else None
 
     def bring(self, name: str, kind: str, value: str = "") -> bool:
-        """Bring the resource into force that a template of this backend gives; was it not?
+        """Bring the resource into force that a template of this backend gives; returns whether this call did so.
 
         Args:
             name: of the resource.

@@ -209,14 +209,14 @@ def _selects(device: Device, resources: Iterable[Resource[Any]]) -> str:
 
 
 def _is_offered(inventory: Inventory, device: Device) -> bool:
-    """Is its hardware offered, as another device or in parts? What goes with another device is not."""
+    """Whether a device's hardware is offered, as another device or in parts. What goes with another device is not."""
     mine = piece(device)
     placed = [it.device for it in inventory.on(mine, minding=True) if it.placed is not None]
     return any(not mine.isdisjoint(it.depends) for it in placed) or mine <= frozenset[str]().union(*map(piece, placed))
 
 
 def _has_owner(inventory: Inventory, device: Device) -> bool:
-    """Does a device that is offered own it?"""
+    """Whether a device that is offered owns it."""
     return any(it.placed is not None for it in inventory.on(piece(device)))
 
 
@@ -270,7 +270,7 @@ class Shortfall:
         return next((self._gone_by_hardware[name] for name in hardware if name in self._gone_by_hardware), None)
 
     def awaits(self, backend: str) -> bool:
-        """Is there a device of this backend that an earlier run offered last, and that is not there?"""
+        """Whether there is a device of this backend that an earlier run offered last, and that is not there."""
         kept = (it for it in self._offered.values() if it.backend == backend and not it.went)
         return any(not self._inventory.on(it.hardware) for it in kept if self._inventory.kind(it.resource) == backend)
 
@@ -353,7 +353,7 @@ class Shortfall:
         return None
 
     def _may_be_there(self, it: Offered, looked: Container[str]) -> bool:
-        """May it be there, though it has not been seen in this run?"""
+        """Whether a device may be there, though it has not been seen in this run."""
         return (it.resource, it.device) in self._restored and it.backend not in looked
 
     def _as_offered(self, place: tuple[str, str], found: Found) -> Offered:
@@ -376,11 +376,11 @@ class Shortfall:
         return Missing(it.resource, it.backend, WENT, _IS_GONE, seen, now - self._wall() + it.went)
 
     def _has_been_told(self, it: Missing) -> bool:
-        """Has the log told that it went? Only if it left a list of this run, not one of an earlier run."""
+        """Whether the log has told that it went: only if it left a list of this run, not one of an earlier run."""
         return it.reason == WENT and (it.resource, it.device) not in self._restored
 
     def _has_gone(self, it: Offered) -> bool:
-        """Is none of it there, in whatever form?
+        """Whether none of it is there, in whatever form.
 
         What was a part of a card that is there has been made into something else; what it shared with others, as a control
         node, tells nothing.
@@ -459,7 +459,7 @@ def _mismatch(selector: Selector, backend: str, devices: Sequence[Device]) -> st
 
 
 def _has(device: Device, name: str, wanted: Sequence[str]) -> bool:
-    """As `Resource.refuses` compares them."""
+    """Whether an attribute of the device has a wanted value, as `Resource.refuses` compares them."""
     return not {value.lower() for value in wanted}.isdisjoint(
         value.lower() for value in device.attributes.get(name, ())
     )

@@ -67,7 +67,7 @@ Raises AllocationRefused with a sentence for the pod's owner.
 """
 
 PRE_START_DEADLINE: Final = 27.0
-"""Seconds that all of it may take; the kubelet waits 30 (A4), and then nobody reads our sentence."""
+"""Seconds that all of it may take; the kubelet waits 30 (A4), and then does not read our sentence."""
 
 _SAID: Final = 10_000  # slots whose refusals are remembered; those of others may be logged twice
 _START_AGAIN: Final = "The start is tried again by itself"
@@ -123,7 +123,7 @@ class Allocator:
         Args:
             name: the resource.
             ids: as the kubelet sent them.
-            told: was the kubelet told of this ID?
+            told: whether the kubelet was told of this ID.
 
         Raises:
             AllocationRefused: nothing is handed out; the sentence is for the pod's owner.
@@ -165,7 +165,7 @@ class Allocator:
                 # a list may have gone out while the specification was written
                 await self._all_still(name, grants, told)
             if self._configured(name) != resource:
-                raise AllocationRefused(f"{name} was configured anew a moment ago. Create the pod again.")
+                raise AllocationRefused(f"{name} was reconfigured a moment ago. Create the pod again.")
             return wire.encode_allocate([edits]), grants
 
     async def make_ready(

@@ -70,7 +70,7 @@ class GatheringTransport(asyncio.Transport):
             self._transport.write(gathered)
 
     def is_unread(self) -> bool:
-        """Has the other side not read yet what was written? SIOCOUTQ tells (unix_outq_len, net/unix/af_unix.c)."""
+        """Whether the other side has yet to read what was written. SIOCOUTQ tells (unix_outq_len, net/unix/af_unix.c)."""
         if self._gathered or self._transport.get_write_buffer_size():
             return True
         sock = self._transport.get_extra_info("socket")
@@ -87,7 +87,7 @@ class GatheringTransport(asyncio.Transport):
         self._transport.abort()
 
     def is_closing(self) -> bool:
-        """Is it closed or about to be?"""
+        """Whether it is closed or about to be."""
         return self._transport.is_closing()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -123,7 +123,7 @@ class Channel(grpclib.client.Channel):
 
 
 def listens(path: Path) -> bool:
-    """Does a process accept connections there now? One that has ended may have left its socket behind."""
+    """Whether a process accepts connections there now. One that has ended may have left its socket behind."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as tried:
         try:
             return tried.connect_ex(str(path)) in (0, errno.EAGAIN)  # EAGAIN: it is busy

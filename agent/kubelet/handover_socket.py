@@ -126,7 +126,7 @@ class Standbys:
     def __init__(self) -> None:
         self._connected: dict[Standby, None] = {}
         self.hung = False
-        """Does one live that was disconnected because it said nothing?"""
+        """Whether one that said nothing was disconnected, and may still live."""
         self.listeners: list[socket.socket] = []
         """At which HTTP is served; they get them."""
         self._server: asyncio.AbstractServer | None = None
@@ -135,11 +135,11 @@ class Standbys:
 
     @property
     def any(self) -> bool:
-        """Has one connected, ready or not?"""
+        """Whether one has connected, ready or not."""
         return bool(self._connected)
 
     async def come(self) -> bool:
-        """Has one connected, or does one within `_COMES_WITHIN` seconds? One that hung is waited for."""
+        """Whether one has connected, or does within `_COMES_WITHIN` seconds. One that hung is waited for."""
         return await self._changed.until(lambda: self.any, math.inf if self.hung else _COMES_WITHIN)
 
     def ready(self, pid: int | None = None) -> Standby | None:
@@ -254,7 +254,7 @@ class Relay:
 
         Raises:
             AllocationRefused: with the standby's sentence for the pod's owner.
-            StandbyLostError: nobody has answered.
+            StandbyLostError: no standby has answered.
         """
         return await self._ask(resource, "Allocate", wire.encode_preferred([ids]))
 
@@ -263,7 +263,7 @@ class Relay:
 
         Raises:
             AllocationRefused: with the standby's sentence for the pod's owner.
-            StandbyLostError: nobody has answered.
+            StandbyLostError: no standby has answered.
         """
         await self._ask(resource, "PreStartContainer", wire.encode_ids(ids))
 
@@ -303,7 +303,7 @@ class Predecessor:
         self._ended: dict[str, asyncio.Future[End]] = {}
         self._speaks = SPEAKS
         self.gives = False
-        """Has it told us to take over, and is it still there?"""
+        """Whether it has told us to take over, and is still there."""
         self._has_given = False
         self._listeners: Sequence[socket.socket] = ()
         self._news = Doorbell()
@@ -321,16 +321,16 @@ class Predecessor:
 
     @property
     def has_fixed_paths(self) -> bool:
-        """Does it register at fixed paths, where it looks for ours?"""
+        """Whether it registers at fixed paths, where it looks for ours."""
         return self._speaks == FIXED_PATHS
 
     @property
     def knows_us(self) -> bool:
-        """Is there one, and does it know that we are ready?"""
+        """Whether there is one, and it knows that we are ready."""
         return self._is_ready and self._writer is not None
 
     async def lasts(self) -> bool:
-        """Is there one?"""
+        """Whether there is one; waits for the first look."""
         await self._looked.wait()
         return not self._gone.is_set()
 
@@ -406,7 +406,7 @@ class Predecessor:
             self._news.set()
 
     def ready(self) -> None:
-        """Tell it that we have looked at the hardware, now and whenever we connect anew."""
+        """Tell it that we have looked at the hardware, now and whenever we connect again."""
         self._is_ready = True
         if self._writer is not None:
             self._say("ready", self._introduce(), str(SPEAKS))

@@ -165,7 +165,7 @@ class Table:
                 if next(self._remembered) < _REMEMBERED:
                     self._blocks[block] = known
                 else:
-                    Table._first = None  # new connections begin to remember anew; these tables go with theirs
+                    Table._first = None  # new connections begin to remember again; these tables go with theirs
         return known
 
     def _read(self, block: bytes) -> tuple[Headers, Table]:
@@ -218,7 +218,7 @@ class _Stream(Struct, eq=False):
     unread: int = 0
     """Bytes of the window that these took, padding among them."""
     has_request: bool = False
-    """Has a whole message come? No call of ours has two: what follows waits for the end."""
+    """Whether a whole message has come. No call of ours has two: what follows waits for the end."""
     ended: bool = False
     """By the client."""
     answered: bool = False
@@ -239,7 +239,7 @@ class ServerConnection:
         self.frames = 0
         """Frames that have been read, each long header block counted as several."""
         self.is_behind = False
-        """Are there whole frames that have not been read? `receive_data` reads on."""
+        """Whether there are whole frames that have not been read. `receive_data` reads on."""
         self._out = bytearray(_GREETING)
         self._in = b""  # what has not been read
         self._is_greeted = False
@@ -571,7 +571,7 @@ def _timeout(value: str) -> str:
     """A call's time as grpclib can take it.
 
     It fails, with a traceback, on times that no number holds, and on one that is over before the call begins. Clients end
-    their calls themselves; ours ends only what nobody waits for.
+    their calls themselves; ours ends only what no caller waits for.
     """
     if not _TIMEOUT_VALUE.fullmatch(value):
         return _NO_TIMEOUT

@@ -37,12 +37,12 @@ class RegistrationError(Exception):
 
 
 class UnreachableError(RegistrationError):
-    """Nobody answers on the kubelet's socket."""
+    """No process answers on the kubelet's socket."""
 
     def __init__(self, sentence: str, *, is_unasked: bool) -> None:
         super().__init__(sentence)
         self.is_unasked = is_unasked
-        """Nobody listened, so the kubelet knows nothing of this registration."""
+        """No process listened, so the kubelet knows nothing of this registration."""
 
 
 class Kubelet:
@@ -120,7 +120,7 @@ class Kubelet:
         Returns when the kubelet has dialled back and opened ListAndWatch (A1).
 
         Raises:
-            UnreachableError: nobody listens.
+            UnreachableError: no process listens.
             RegistrationError: the kubelet refuses.
         """
         if self.socket.is_symlink():

@@ -29,17 +29,17 @@ class Lock:
         """
         self._path, self._fd = path, files.open_ours(path)
         self.waited = False
-        """Did another process have it before?"""
+        """Whether another process had it before."""
 
     @property
     def is_in_place(self) -> bool:
-        """Is the file at the path the one that we have open?"""
+        """Whether the file at the path is the one that we have open."""
         found = os.fstat(self._fd)
         return identity(self._path) == (found.st_dev, found.st_ino)
 
     @property
     def is_replaced(self) -> bool:
-        """Has another agent put a lock file of its own into the place of this one? A removed directory has none."""
+        """Whether another agent has put its own lock file into the place of this one. A removed directory has none."""
         found, ours = identity(self._path), os.fstat(self._fd)
         return found is not None and found != (ours.st_dev, ours.st_ino)
 
@@ -110,7 +110,7 @@ async def exclusive(
     """Hold the lock file while in this context, or until it is released; waits while another process holds it.
 
     `waits_for` is told that process's ID, once; `released` waits so many seconds, or less where it knows that the lock is
-    free. The file is left behind: whoever waits for it has it open.
+    free. The file is left behind: a process that waits for it has it open.
 
     Raises:
         OSError: the file cannot be made, or is a link: what it leads to is not written.
@@ -141,7 +141,7 @@ def holder(path: Path) -> str:
     """The process that has the lock; empty if none has it.
 
     Raises:
-        FileNotFoundError: nobody has ever had it.
+        FileNotFoundError: no process has ever had it.
         OSError: it cannot be read.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)

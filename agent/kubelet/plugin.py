@@ -109,7 +109,7 @@ class Plugin:
         self.awaited = 0
         """How many parts of the daemon wait until one is answered, or the first list is sent."""
         self.asked = 0
-        """How many Allocates have come for IDs of our lists: for others only somebody else than the kubelet asks."""
+        """How many Allocates have come for IDs of our lists. Only a client that is not the kubelet asks for others."""
         self.relay: Relay | None = None
         """Passes calls on to the standby while the resource is handed over."""
         self.on_call: Callable[[], None] = lambda: None
@@ -151,7 +151,7 @@ class Plugin:
 
     @property
     def streaming(self) -> bool:
-        """Is the stream open that was opened last?"""
+        """Whether the stream that was opened last is open."""
         return self._latest is not None
 
     @property
@@ -166,7 +166,7 @@ class Plugin:
 
     @property
     def offers(self) -> bool:
-        """Did the last list that was sent have healthy devices?"""
+        """Whether the last list that was sent had healthy devices."""
         return len(self._sent) > len(self._unhealthy)
 
     @property
@@ -325,7 +325,7 @@ class Plugin:
                 sent = snapshot
 
     def _is_withheld(self, snapshot: Snapshot) -> bool:
-        """Is this list not for the kubelet now?"""
+        """Whether this list is kept from the kubelet for now."""
         return self._is_silent and self._besides <= _healthy(snapshot.slots)
 
     async def _pause(self, seconds: float, ending: asyncio.Event) -> None:
@@ -370,7 +370,7 @@ class Plugin:
         return now
 
     def _was_told(self, device_id: str) -> bool:
-        """Is this ID in every list that the kubelet may be reading, and in the one being sent (kubelet contract: A7.1)?"""
+        """Whether this ID is in every list that the kubelet may be reading, and in the one being sent (A7.1)."""
         if self._left:
             self._let_pass()
         is_listed = device_id in self._sent and (self._sending is None or device_id in self._sending)
@@ -441,7 +441,7 @@ class Plugin:
         that stands still.
 
         Args:
-            was_silent: had the kubelet another plugin's list when it asked? Then it has asked with that.
+            was_silent: whether the kubelet had another plugin's list when it asked: it has asked with that.
         """
         if self._is_silent and not was_silent and self.relay is None:
             raise AllocationRefused(

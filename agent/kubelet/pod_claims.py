@@ -5,7 +5,7 @@ reached ends nothing (design, "claims"). Where a list of ours makes the kubelet 
 less often.
 
 Before each list the checkpoint is read, and before the first of a resource both are asked: a list that lacks an ID which
-the checkpoint says a pod holds may put the next kubelet into a crash loop, whoever gave the ID (kubelet contract: A7.2).
+the checkpoint says a pod holds may put the next kubelet into a crash loop, an ID of ours or not (kubelet contract: A7.2).
 
 A kubelet forgets IDs that are in use: all of them where its checkpoint is lost (A11.1), those of an Allocate under way where a
 List meets it (A11.8, kubernetes 137534). Then the cgroups say which pods run.
@@ -532,7 +532,7 @@ class PodClaims:
                     self._traces[slot] = traced[key]
 
     def _is_bare(self, slot: SlotKey) -> bool:
-        """Is the hardware that a pod has under this ID unknown?"""
+        """Whether the hardware that a pod has under this ID is unknown."""
         return self._ledger.is_bare(slot) and self._inventory.device(slot) is None
 
     async def _trace_again(self) -> None:

@@ -52,7 +52,7 @@ _ALLOCATE_PATIENCE: Final = 0.5  # seconds for Allocates under way when we stop,
 _LINGER: Final = 0.3  # seconds for calls that the kubelet sent us before it knew of a later registration
 _STOP_PATIENCE: Final = 0.7  # seconds for running calls when we stop
 _FIRST_DELAY: Final = 0.001  # seconds before the second try: a new socket may not listen yet for 3 ms (A6); doubling
-_UNREACHABLE_DELAY: Final = 1.0  # seconds, at most, while nobody listens
+_UNREACHABLE_DELAY: Final = 1.0  # seconds, at most, while no kubelet listens
 _REFUSED_DELAY: Final = 5.0  # seconds, at most, while it refuses or drops us: no event tells when it is well
 _SETTLED_AFTER: Final = 5.0  # seconds after which a registration counts as one that works
 _TWICE: Final = "the kubelet asked for a second stream, and forgets the first as that is refused"
@@ -190,7 +190,7 @@ class Registrar:
                 generation, most = self._kubelet.generation, _REFUSED_DELAY
                 try:
                     if not self._kubelet.generation:
-                        await self._listen()  # while nobody waits for it
+                        await self._listen()  # while no registration waits for it
                         await self._kubelet.newer_than(0)
                     self._kubelet.look()  # before connecting, so that its create event is no news afterwards
                     generation = self._kubelet.generation
@@ -244,7 +244,7 @@ class Registrar:
 
     @property
     def _must_renew(self) -> bool:
-        """Have the options changed, or did the kubelet lose the client whose stream is open?
+        """Whether the options have changed, or the kubelet lost the client whose stream is open.
 
         It took up a registration that we had given up: the stream that we then refuse makes it drop the resource, and the one
         that is open keeps us from noticing (kubelet contract: A2).
@@ -433,7 +433,7 @@ class Registrar:
             self.plugin.awaited -= 1
 
     async def _wait_to_retry(self, delay: float, generation: int) -> bool:
-        """Wait for so long, or until a new kubelet starts; has one started?"""
+        """Wait for so long, or until a new kubelet starts; returns whether one has started."""
         with anyio.move_on_after(delay):
             await self._kubelet.newer_than(generation)
             return True

@@ -102,12 +102,12 @@ class Offer(Struct, frozen=True):
         return frozenset(self.slots.keys() - self.unhealthy)
 
     def has_as_healthy(self, ids: Set[str]) -> bool:
-        """Are these IDs all that the last list had as healthy?"""
+        """Whether these IDs are all that the last list had as healthy."""
         is_as_long = len(ids) == len(self.slots) - len(self.unhealthy)
         return is_as_long and ids.isdisjoint(self.unhealthy) and not ids - self.slots.keys()
 
     def lacks(self, ids: Set[str]) -> bool:
-        """Is one of these IDs in no list of the stream?"""
+        """Whether one of these IDs is in no list of the stream."""
         return any(device_id not in self.delisted for device_id in ids - self.slots.keys())
 
 
@@ -163,7 +163,7 @@ def confirmed(
 
 
 def is_late(offer: Offer, observed: Observation, theirs: Set[str]) -> bool:
-    """Does the kubelet have these from a list of ours that was sent before the last one? All were ours, and no plugin was seen to come.
+    """Whether the kubelet has these from a list of ours sent before the last one: all were ours, and no plugin was seen to come.
 
     One of 1.37 reads our earlier streams, also those of an agent that was killed, beside the latest, and believes what it reads
     last (kubelet contract: A12.1).
@@ -299,7 +299,7 @@ class LostResources:
         self._overtaken = {n: it for n, it in self._overtaken.items() if n in {r.plugin.resource for r in registered}}
         if not any(registrar.plugin.offers or registrar.rival for registrar in registered):
             return
-        self._is_looking = True  # before it has been compared, nobody knows what caused this look
+        self._is_looking = True  # before it has been compared, the cause of this look is unknown
         try:
             over = await self._look_at_directory([registrar.plugin.sent_at for registrar in registered])
             if (asked := self._offering()) or any(map(self._unlike_since, registered)):
@@ -449,7 +449,7 @@ class LostResources:
             return offer.healthy
         return offer.healthy & self._allocatable.get(registrar.plugin.resource, frozenset())
 
-    # --- what nobody serves ---
+    # --- what no plugin serves ---
 
     def _look_for_lost(self, asked: Mapping[str, float]) -> None:
         if self._allocatable is None:

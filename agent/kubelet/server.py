@@ -121,7 +121,7 @@ def _listen(path: Path, mode: int) -> tuple[socket.socket, _FileId]:
 
 
 def _set_mode(path: Path, mode: int) -> _FileId:
-    """Set the mode of the socket itself: never of what a link leads to that somebody put in its place."""
+    """Set the mode of the socket itself, and never of the target of a link that has been put in its place."""
     file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         found = os.fstat(file)
@@ -202,7 +202,7 @@ class SocketServer(Server):
             raise
 
     def is_reachable(self) -> bool:
-        """Is the socket at our path still the one we made?"""
+        """Whether the socket at our path is still the one we made."""
         try:
             found = self.path.lstat()
         except OSError:
@@ -501,6 +501,6 @@ class Call(Struct, eq=False):
         else:
             said = (("grpc-status", str(status.value)), ("grpc-message", encode_grpc_message(text)))
             http2.send_headers(self.stream_id, said if self.is_answered else _ANSWER + said, end_stream=True)
-            if self.stream_id in http2.streams:  # it goes on sending what nobody reads
+            if self.stream_id in http2.streams:  # it goes on sending what is not read
                 http2.reset_stream(self.stream_id, ErrorCodes.NO_ERROR)
         self.client.connection.flush()

@@ -284,7 +284,7 @@ def read_checkpoint(plugin_dir: Path) -> Checkpoint | None:
         return parse_checkpoint(data, (found.st_ino, found.st_mtime_ns, found.st_size))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedError(
-            f"{path} is damaged: {error}; the kubelet writes it anew with the next list of devices"
+            f"{path} is damaged: {error}; the kubelet writes it again with the next list of devices"
         ) from error
 
 
@@ -325,7 +325,7 @@ def record(plugin_dir: Path) -> tuple[Version | None, Mapping[str, frozenset[str
 
 
 def lack_of_room(plugin_dir: Path) -> str:
-    """Why the kubelet cannot write the file; empty if it can, or nobody knows. It writes another one beside it, each time.
+    """Why the kubelet cannot write the file, each time another one beside it; empty if it can, or if that is unknown.
 
     The kernel knows it without the disk (statvfs(2)). A file system without a fixed number of files says that it has 0.
     """
@@ -361,7 +361,7 @@ class CheckpointReader:
         self.last: Checkpoint | None = None
         """What it read."""
         self.under_way = 0
-        """Readings that have not come to their end; of a disk that hangs, those that nobody waits for any more, too."""
+        """Readings that have not ended; of a disk that hangs, also those that no caller waits for any more."""
 
     async def read(self, within: float | None = None) -> Checkpoint | None:
         """The checkpoint as it lies there after this call began; None if there is none. It waits so many seconds at most.
@@ -388,7 +388,7 @@ class CheckpointReader:
             raise CheckpointError("reading it hangs") from None
 
     def is_unchanged(self) -> bool:
-        """Is the file that lies there the one that was read last? The kubelet makes another one for each writing.
+        """Whether the file there is the one that was read last. The kubelet makes another one for each writing.
 
         A file that was young when it was read may have been replaced within the same tick of the kernel's clock, under the same
         inode: it counts as changed.
@@ -432,7 +432,7 @@ def running_pods(sys: Path) -> frozenset[str] | None:
 
 
 def _has_kubepods(root: Path) -> bool:
-    """Is the group there that the kubelet puts pods into (defaultNodeAllocatableCgroupName, pkg/kubelet/cm)? A node may have none.
+    """Whether the kubelet's group for pods is there (defaultNodeAllocatableCgroupName, pkg/kubelet/cm); it may have none.
 
     It lies below `--cgroup-root`: in kind that is /kubelet, and with systemd the group's name has it (`kubelet-kubepods.slice`).
     """
@@ -456,7 +456,7 @@ def _below(group: Path) -> list[Path]:
 
 
 def _is_populated(group: Path) -> bool:
-    """Has it, or one below it, a process? Of cgroup v2 the kernel says so (cgroup.events, cgroup-v2.rst)."""
+    """Whether it, or one below it, has a process. Of cgroup v2 the kernel says so (cgroup.events, cgroup-v2.rst)."""
     with suppress(OSError):
         return b"populated 1" in files.read(group / "cgroup.events", _CGROUP_BYTES)
     with suppress(OSError):

@@ -33,7 +33,7 @@ class ApiError(FairleadError):
 
     @property
     def is_final(self) -> bool:
-        """Would the same request be refused again?"""
+        """Whether the same request would be refused again."""
         return 400 <= self.status < 500 and self.status not in (
             HTTPStatus.REQUEST_TIMEOUT,
             HTTPStatus.TOO_MANY_REQUESTS,

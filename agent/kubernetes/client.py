@@ -165,7 +165,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Can it carry a request, as far as is known?"""
+        """Whether it can carry a request, as far as is known."""
         return not (self._is_lost or self._transport.is_closing())
 
     def cut(self) -> None:
@@ -224,7 +224,7 @@ class Connections:
         Args:
             request: as `request` makes one.
             body: of it.
-            lasts: it is a watch: it takes nobody's turn.
+            lasts: it is a watch, and takes no turn.
 
         Raises:
             OSError: no connection can be made, or it ends, or what answers speaks no HTTP.
@@ -352,7 +352,7 @@ class ApiClient:
             self._who[1].close()
 
     async def _log_in(self) -> _Who:
-        """Renew the credentials if that is due; once, whoever waits for it.
+        """Renew the credentials if that is due; once, for all that wait.
 
         Raises:
             ApiError: that cannot be read.

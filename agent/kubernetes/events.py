@@ -29,7 +29,7 @@ COMPONENT: Final = "fairlead"
 """Who reports, as `kubectl describe` has it under "From"."""
 
 EXPECTED: Final = (DRAINED, "held")
-"""Reasons for which a device is Unhealthy that nobody needs to be warned of."""
+"""Reasons for which a device is Unhealthy that no person needs to be warned of."""
 
 _LONGEST: Final = 900  # characters of a message: events.k8s.io/v1 takes 1024 bytes
 

@@ -37,7 +37,7 @@ class Identity(msgspec.Struct, frozen=True):
     """Ours (PEM), with `key`; empty if we have a token."""
     key: bytes = b""
     is_verified: bool = True
-    """Is the server's certificate looked at?"""
+    """Whether the server's certificate is looked at."""
 
     def __repr__(self) -> str:  # a log must not have the token or the key
         return f"Identity({self.server!r})"

@@ -76,7 +76,7 @@ class KubernetesParts:
 
     @property
     def tells_events(self) -> bool:
-        """Does anything become an Event?"""
+        """Whether anything becomes an Event."""
         return self._config.events
 
     def changed(

@@ -84,7 +84,7 @@ class Company(Struct, frozen=True):
 
     devices: Sequence[Device]
     given: bool = True
-    """Does the container have them? Else they are free, and it may ask for some of them next."""
+    """Whether the container has them. Else they are free, and it may ask for some of them next."""
 
 
 class Quota(Struct, frozen=True):
@@ -263,7 +263,7 @@ def _is_other(affinities: _Affinities, affinity: int, one: int, other: int) -> b
 
 
 def _twins(items: Sequence[int], affinities: _Affinities) -> list[list[int]]:
-    """Those together that are worth the same to everybody else; they are then all worth the same to each other."""
+    """Those together that are worth the same to all others; they are then all worth the same to each other."""
     values = {one: sorted(affinities[one][other] for other in items if other != one) for one in items}
 
     def alike(one: int, other: int) -> bool:

@@ -1,6 +1,6 @@
 """Counts what the daemon does, as plain numbers; the HTTP face makes metrics of them.
 
-Counting costs 0.1 us and a histogram 0.3 us, whether anybody asks or not; nothing here imports prometheus_client.
+Counting costs 0.1 us and a histogram 0.3 us, whether they are read or not; nothing here imports prometheus_client.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _LONGEST: Final = 400  # characters of a name in a sentence: a resource's has 31
 
 
 class ExitCode(enum.IntEnum):
-    """What the program's exit says to whoever started it."""
+    """What the program's exit says to what started it."""
 
     OK = 0
     """It did what it was asked."""
@@ -44,7 +44,7 @@ def unknown(
     """The sentence for a name that does not exist, with the one that was probably meant.
 
     Where none is near, those that are known are listed, `most` of them, without the `others` that are known too; of more
-    than a few it says where they are listed, if that is known. Of names that differ in nothing but a number at their end
+    than a few it says where they are listed, if that is known. Of names that differ only in a number at their end
     none is more likely than the others: which numbers there are is said. Of thousands of names,
     those are near that begin alike: comparing it with all of them takes half a second.
     """

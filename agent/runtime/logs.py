@@ -1,7 +1,7 @@
 """Sets up logging: readable lines on a terminal, JSON lines anywhere else, with their priorities in the journal.
 
 All of it goes to stderr; docs/events.md lists every event. The daemon's lines are written in a thread (`QueuedLines`): a pipe that
-nobody reads blocks its writer once it is full, and journald hangs while its disk does.
+is not read blocks its writer once it is full, and journald hangs while its disk does.
 
 Import this before anything else that imports structlog: structlog imports rich wherever rich is installed,
 for tracebacks that the daemon never prints. Without rich it starts 28 ms sooner and is 4 MB smaller.
@@ -77,7 +77,7 @@ class Stream(Protocol):
         """Have it written."""
 
     def isatty(self) -> bool:
-        """Is it a terminal?"""
+        """Whether it is a terminal."""
 
     def fileno(self) -> int:
         """Its descriptor."""
@@ -235,7 +235,7 @@ class _Journal(_Output):
 
 
 def _is_journal(stream: Stream, environment: Mapping[str, str]) -> bool:
-    """Is this stream the one that systemd connected to its journal (systemd.exec(5))?"""
+    """Whether this stream is the one that systemd connected to its journal (systemd.exec(5))."""
     try:
         found = os.fstat(stream.fileno())
     except (OSError, ValueError):
@@ -278,7 +278,7 @@ class QueuedLines:
         """Nothing: the thread writes each line at once."""
 
     def isatty(self) -> bool:
-        """Is it a terminal?"""
+        """Whether it is a terminal."""
         return os.isatty(self._file)
 
     def fileno(self) -> int:

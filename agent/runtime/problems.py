@@ -32,7 +32,7 @@ class Problems:
         """Prepare; `clock` has monotonic seconds."""
         self.clock = clock
         self.reported: dict[Trouble, None] = {}
-        """Those that began and that nobody has called over."""
+        """Those that began and were not called over since."""
 
     def trouble(
         self, part: str, what: str, event: str, ended: str = "", /, *, level: str = "warning", fades: float = math.inf,
@@ -72,7 +72,7 @@ class Trouble(Struct, eq=False):
 
     @property
     def lasts(self) -> bool:
-        """Is it not over?"""
+        """Whether it is reported and not over."""
         return bool(self.reason) and self.problems.clock() - self.reported_at < self.fades
 
     @property
@@ -82,7 +82,7 @@ class Trouble(Struct, eq=False):
         return f"{self.what}: {self.reason}" + (f"; {then}" if then else "")
 
     def is_known(self, reason: str) -> bool:
-        """Was this reported, and is it not over?"""
+        """Whether this reason was reported, and it is not over."""
         return self.lasts and reason == self.reason
 
     def report_once(self, reason: str, error: BaseException | None = None, **more: object) -> None:

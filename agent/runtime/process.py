@@ -5,7 +5,7 @@ accept them each second, and reports each try of each socket with a traceback.
 
 The modules of TLS are 4 MB, and a daemon without an API server uses none. asyncio and anyio import `ssl` wherever they are
 imported themselves: what they then have is the module's place in `sys.modules`; the first use of it loads the module there, so
-that whoever uses TLS notices nothing. So nothing here imports either.
+that what uses TLS notices nothing. So nothing here imports either.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Shortage:
 
 
 def _is_over(context: Mapping[str, Any]) -> bool:
-    """Did asyncio try again to accept connections at a socket that was closed meanwhile?
+    """Whether asyncio tried again to accept connections at a socket that was closed meanwhile.
 
     `_accept_connection` of asyncio's selector_events plans as many tries as connections may wait (bpo-27906), and a
     server that closes takes none of them back.

@@ -76,7 +76,7 @@ async def supervise(
 
 
 def _is_systems(error: BaseException) -> bool:
-    """Is it an error of the system alone, and none of ours?"""
+    """Whether an error is one of the system alone, and none of ours."""
     if isinstance(error, BaseExceptionGroup):
         return all(_is_systems(inner) for inner in error.exceptions)
     return isinstance(error, OSError)
@@ -95,7 +95,7 @@ async def beating(wait: Callable[[], Awaitable[_Result]], beat: Callable[[], Non
     """Wait, with a sign of life every `BEAT` seconds.
 
     Args:
-        wait: is called anew after each; whatever it waits for must still be there then.
+        wait: is called again after each; what it waits for must still be there then.
         beat: the sign.
     """
     while True:
@@ -228,7 +228,7 @@ class Notifier(Struct, frozen=True):
     """Speaks to one notification socket; it never raises and never waits."""
 
     address: str | None
-    """A path, or a name in the abstract namespace after `@`; None: nobody listens."""
+    """A path, or a name in the abstract namespace after `@`; None: no process listens."""
     watchdog: float | None = None
     """Seconds within which systemd wants to be told that we are alive (WatchdogSec=); None: it does not ask."""
 

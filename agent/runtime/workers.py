@@ -57,7 +57,7 @@ class Workers:
 
     @property
     def spare(self) -> bool:
-        """Is at least half of the threads free, so that what hangs may be tried once more?"""
+        """Whether at least half of the threads are free, so that what hangs may be tried once more."""
         return self._threads * 2 <= self._limit
 
     def start(self, call: Callable[[], T]) -> asyncio.Future[T]:
@@ -124,7 +124,7 @@ class Workers:
 class OneAtATime:
     """Runs blocking calls in one thread. Those that come meanwhile are its next turn: to wake it takes as long as they do.
 
-    While one hangs, the others wait; what nobody waits for any more is not begun.
+    While one hangs, the others wait; a call whose caller no longer waits is not begun.
     """
 
     def __init__(self, name: str) -> None:

@@ -86,7 +86,7 @@ class Objects:
     # --- what others do ---
 
     def put(self, path: str, it: Object) -> Object:
-        """Somebody else makes or replaces an object."""
+        """Another client makes or replaces an object."""
         before = self.kept.get(path)
         metadata = it["metadata"] | {"uid": before["metadata"]["uid"] if before else f"uid-{self._version + 1}"}
         self._version += 1
@@ -100,7 +100,7 @@ class Objects:
             self.remove(f"resourceslices/{name}")
 
     def remove(self, path: str) -> None:
-        """Somebody else deletes an object."""
+        """Another client deletes an object."""
         it = self.kept.pop(path)
         self._version += 1
         self._tell("DELETED", path, {**it, "metadata": it["metadata"] | {"resourceVersion": str(self._version)}})
@@ -177,7 +177,7 @@ class Objects:
         """Hand on what happens behind a version, for ever.
 
         Raises:
-            RefusalError: nobody remembers that any more.
+            RefusalError: that version is forgotten.
         """
         where = urlsplit(path)
         query, below = parse_qs(where.query), where.path.removeprefix(f"{GROUP}/")
@@ -196,7 +196,7 @@ class Objects:
 
 
 def fits(it: Object, query: Mapping[str, list[str]]) -> bool:
-    """Is an object what the field selector of a query asks for?"""
+    """Whether an object is what the field selector of a query asks for."""
     wanted = dict(pair.split("=") for pair in query.get("fieldSelector", [""])[0].split(",") if pair)
     told = {"spec.nodeName": it["spec"].get("nodeName"), "spec.driver": it["spec"].get("driver")}
     return all(told[name] == value for name, value in wanted.items())
@@ -252,7 +252,7 @@ class Request(Struct, frozen=True):
 
 
 class ApiServer:
-    """One on localhost; while it is stopped, nobody listens at its port."""
+    """One on localhost; while it is stopped, no process listens at its port."""
 
     def __init__(self, node: str, tls: ssl.SSLContext | None = None) -> None:
         self.token = TOKEN

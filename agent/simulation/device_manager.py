@@ -293,7 +293,7 @@ class DeviceManager:
             try:
                 await asyncio.shield(writing)
             finally:
-                await asyncio.wait({writing})  # whoever is cancelled, the next kubelet finds no writer at work
+                await asyncio.wait({writing})  # also where this is cancelled, the next kubelet finds no writer at work
         self._feed.publish(Change(Kind.CHECKPOINT))
 
     def _show(self, view: ResourceView, kind: Kind = Kind.STARTED, arrival: Arrival | None = None) -> None:
@@ -379,7 +379,7 @@ class Choice(Struct, frozen=True):
 
     @property
     def complete(self) -> bool:
-        """Is nothing left to choose?"""
+        """Whether nothing is left to choose."""
         return len(self.chosen) == self.count
 
     def finish(self, preferred: Collection[str], rng: random.Random) -> frozenset[str]:

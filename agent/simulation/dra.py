@@ -69,7 +69,7 @@ class Instance(Struct, eq=False):
 
     @property
     def is_connected(self) -> bool:
-        """Does the process still listen? One that was killed leaves its sockets, and stays registered."""
+        """Whether the process still listens. One that was killed leaves its sockets, and stays registered."""
         return listens(self.endpoint)
 
 

@@ -277,7 +277,7 @@ class Kubelet:
         self._running().manager.held.overlooked.add(self._pods[pod.key].uid)
 
     def lose_checkpoint(self, *, emptied: bool = False) -> None:
-        """Somebody removes the checkpoint, or empties it; the next start knows of no device that pods have (A11.1)."""
+        """The checkpoint is removed or emptied; the next start knows of no device that pods have (A11.1)."""
         path = self.plugin_dir / checkpoint.NAME
         if emptied:
             checkpoint.write(self.plugin_dir, checkpoint.encode({}, {}))

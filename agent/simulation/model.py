@@ -87,7 +87,7 @@ class PodStatus(Struct):
     pod: Pod
     uid: str
     admitted: bool = False
-    """Has it all that it asks for?"""
+    """Whether it has all that it asks for."""
     phase: Phase = Phase.PENDING
     reason: str = ""
     message: str = ""
@@ -95,11 +95,11 @@ class PodStatus(Struct):
 
     @property
     def active(self) -> bool:
-        """May it still run?"""
+        """Whether it may still run."""
         return self.phase in (Phase.PENDING, Phase.RUNNING)
 
     def in_init(self, name: str) -> bool:
-        """Is this container an ordinary init container, one that runs to its end?"""
+        """Whether this container is an ordinary init container, one that runs to its end."""
         return any(c.name == name and not c.sidecar for c in self.pod.init)
 
 

@@ -133,7 +133,7 @@ class _Channel(Channel):
 
 
 class PluginClient:
-    """One dialled plugin; used by whichever registration dialled it."""
+    """One dialled plugin; used by the registration that dialled it."""
 
     def __init__(self, resource: str, path: Path, clock: Clock) -> None:
         self.resource = resource

@@ -80,7 +80,7 @@ class KubeletSocket(SocketServer):
             raise
 
     def is_reachable(self) -> bool:
-        """Never ours to remove: a kubelet's socket stays behind when it ends."""
+        """Always False: the socket is never ours to remove, for a kubelet's stays behind when it ends."""
         return False
 
 
@@ -101,7 +101,7 @@ def join(directory: Path, endpoint: str) -> Path:
 
 
 def is_extended_resource(name: str) -> bool:
-    """Does the kubelet accept a device plugin for this name? (kubelet contract: A1).
+    """Whether the kubelet accepts a device plugin for this name (kubelet contract: A1).
 
     The agent has a check of its own: each is evidence for the other.
     """

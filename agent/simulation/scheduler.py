@@ -38,7 +38,7 @@ class _Device:
         return next(iter(value.values())) if value else None
 
     def is_selected(self, expression: str) -> bool:
-        """Does a selector take it?
+        """Whether a selector takes it.
 
         Raises:
             ValueError: it says something that is not known here.
@@ -57,7 +57,7 @@ class _Device:
         return True
 
     def is_tolerated(self, tolerations: Sequence[Mapping[str, Any]]) -> bool:
-        """Does no taint keep away who tolerates these?"""
+        """Whether no taint keeps away what tolerates these."""
         taints = (it for it in self.entry.get("taints", ()) if it["effect"] in _KEEPS_AWAY)
         return all(any(one.get("key", it["key"]) == it["key"] for one in tolerations) for it in taints)
 

@@ -39,7 +39,7 @@ class CexOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overcommit: int = 1
     """How many containers may share a queue, each through a node of its own."""
     live_sysfs: bool = True
-    """Does a container see the state and counters of its queue in /sys? Otherwise it sees those of an unused queue."""
+    """Whether a container sees the state and counters of its own queue in /sys, and not those of an unused queue."""
 
 
 CexResource = Resource[CexOptions]
@@ -69,6 +69,6 @@ def complaints(resource: CexResource) -> Iterator[OptionsError]:
 
 
 def _may_meet(one: Apqn, other: Apqn) -> bool:
-    """Are they one queue on some machine?"""
+    """Whether they are one queue on some machine."""
     same = (one.adapter, one.domain) == (other.adapter, other.domain)
     return same and (one.machine == other.machine or None in (one.machine, other.machine))

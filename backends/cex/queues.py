@@ -133,7 +133,7 @@ def find(host: Host, resources: Iterable[CexResource], unit: str) -> Discovery:
 
 
 def names(options: CexOptions, adapter: int, domain: int, machine: str | None) -> bool:
-    """Does the resource name this queue, on this machine?"""
+    """Whether the resource names this queue, on this machine."""
     return not {Apqn(adapter, domain), Apqn(adapter, domain, machine)}.isdisjoint(options.apqns)
 
 

@@ -1,8 +1,8 @@
 """The backend `chardev`: hands each group, unit and device to the way of finding it belongs to; gives nodes to the users that pods run as.
 
 QEMU runs as a user, and the kernel's owner of a node is root. What a node was is noted before it is changed, one file for each
-node in /run, which ends with the boot as the nodes do. A node that was plugged in again since is another one, and nobody's to
-give back.
+node in /run, which ends with the boot as the nodes do. A node plugged in again since is another one, and is not given
+back.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def give(host: Host, owner: int, nodes: Iterable[tuple[str, HostPath]]) -> None:
 
 
 def give_back(host: Host, numbers: Iterable[str]) -> None:
-    """Give these nodes back to their owners, where `give` gave them away and nobody else has since.
+    """Give nodes back to their owners, where `give` gave them away and no other program has changed them since.
 
     Raises:
         ExceptionGroup: of those that cannot be given back; their notes stay.

@@ -264,7 +264,7 @@ class Bundles(Finder):
         return tokens(device.key, group.options.count)
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """Are all its members there, and still the same? Signals are about the bundle: its nodes may be in others."""
+        """Signals unless all its members are there and the same. They are about the bundle: its nodes may be in others."""
         hardware = f"{device.unit}/{device.key}"
         for node, number in zip(device.nodes, numbers(device.attributes), strict=True):
             if signal := node_signal(self.host, hardware, node.path.text, number):

@@ -100,7 +100,7 @@ class Finder(ABC):
         """As `Backend.affects`."""
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """As `Backend.probe`; by default: are its nodes there, and still the same?"""
+        """As `Backend.probe`; by default whether its nodes are there, and still the same."""
         return node_signals(self.host, device)
 
     @abstractmethod
@@ -147,7 +147,7 @@ class WantedPaths(Generic[Taker]):
         return takers
 
     def leads_through(self, path: str) -> bool:
-        """Could this path be a directory on the way to what a glob takes?"""
+        """Whether this path could be a directory on the way to what a glob takes."""
         return path in self._ways or (
             path.startswith(self._deep_prefixes) and any(glob.leads_through(path) for glob in self._deep)
         )

@@ -137,7 +137,7 @@ class Nodes(Finder):
             yield Problem(unit, why)
 
     def _is_missed(self, unit: str, fault: Fault) -> bool:
-        """Is it a problem that there is no node at this path?"""
+        """Whether it is a problem that there is no node at this path."""
         named = self._wanted.literals.get(unit, ())
         return fault is not Fault.MISSING or not all(group.options.paths[0].optional for group in named)
 
@@ -202,7 +202,7 @@ class Nodes(Finder):
         return (*below, path, *links)
 
     def probe(self, device: Device) -> Iterable[Signal]:
-        """Is the node there, and still the same? The same of each node of a directory."""
+        """Signals unless the node is there, and still the same. The same of each node of a directory."""
         hardware = min(device.hardware)  # the one that it has, or the directory itself
         for node, number in zip(device.nodes, numbers(device.attributes), strict=True):
             if signal := node_signal(self.host, hardware, node.path.text, number):

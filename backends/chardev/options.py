@@ -37,13 +37,13 @@ class PathOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     read_only: bool = False
     """Of a mount."""
     optional: bool = False
-    """Is there a device also where this path matches nothing?"""
+    """Whether there is a device also where this path matches nothing."""
     limit: int = 1
     """In how many bundles one match may be, if another path matches more."""
     pattern: str | None = None
     """Of a glob's matches, those in whose path below /dev this regular expression finds something."""
     shared: bool = False
-    """May other resources name this node too? Then nobody owns it; its health counts for all."""
+    """Whether other resources may name this node too. Then none owns it; its health counts for all."""
 
 
 class GroupOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,7 +68,7 @@ class GroupOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     owner: int | None = None
     """The user, and the group of the same number, to whom the nodes of USB devices belong while a pod holds them."""
     shared: bool = False
-    """May other groups and resources take these USB devices too? Then nobody owns them; their health counts for all."""
+    """Whether other groups and resources may take these USB devices. Then none owns them; their health counts for all."""
 
 
 class CharDevOptions(GroupOptions, frozen=True, forbid_unknown_fields=True):
@@ -184,7 +184,7 @@ def _complaints(option: PathOption) -> Iterator[tuple[str, str]]:
     if option.read_only and option.type == "device":
         yield "read_only", "is for mounts; a node without w in its permissions can only be read"
     if option.shared and option.type == "mount":
-        yield "shared", "is for nodes; a mount is nobody's own as it is"
+        yield "shared", "is for nodes; every mount is shared as it is"
     if option.limit < 1:
         yield "limit", f"is {option.limit}; it must be 1 or more"
     if option.pattern is not None and (why := _pattern_complaint(option)):
@@ -248,7 +248,7 @@ class UsbOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which USB devices, as `lsusb` shows them; each that matches is a device of its own."""
 
     vendor: str | int
-    """Hexadecimal, "0403" or "0x0403"; a number is refused, because nobody could tell how it is meant."""
+    """Hexadecimal, "0403" or "0x0403"; a number is refused, because it may be meant as a decimal one."""
     product: str | int | None = None
     """The same; by default any."""
     serial: str | None = None
@@ -276,7 +276,7 @@ def usb_id(written: str | int) -> str:
 
 
 def may_take_one_stick(one: UsbOption, other: UsbOption) -> bool:
-    """Could both mean the same stick? Only of selectors that nothing is wrong with."""
+    """Whether both could mean the same stick. Only of selectors that nothing is wrong with."""
     try:
         ids = [(usb_id(each.vendor), each.product and usb_id(each.product), each.serial) for each in (one, other)]
     except ValueError:

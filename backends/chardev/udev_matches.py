@@ -178,19 +178,19 @@ class UdevMatches(Finder):
 
 
 def _are_siblings(one: str, other: str) -> bool:
-    """Have two devices one kind and major, and so one driver? Only such devices claim one link."""
+    """Whether two devices have one kind and major, and so one driver. Only such devices claim one link."""
     return one.rpartition(":")[0] == other.rpartition(":")[0]
 
 
 def _fits_kernel(host: Host, option: MatchOption, found: UdevDevice) -> bool:
-    """Does what sysfs says of the device, and of those above it, match?"""
+    """Whether what sysfs says of the device, and of those above it, matches."""
     told = ((udev.driver(host, found.path), option.driver),) if option.driver is not None else ()
     attributes = ((udev.attribute(host, found.path, name), wanted) for name, wanted in option.attributes.items())
     return all(text is not None and fnmatchcase(text, wanted) for text, wanted in (*told, *attributes))
 
 
 def _fits_udev(option: MatchOption, found: UdevDevice) -> bool:
-    """Do its properties and tags match?"""
+    """Whether a device's properties and tags match."""
     return all(
         name in found.properties and fnmatchcase(found.properties[name], wanted)
         for name, wanted in option.properties.items()

@@ -191,7 +191,7 @@ class Nvidia(Vendor):
             return Discovery(problems=(Problem("NVML", f"{error}; NVLinks are not known"),))
 
     def probe(self, device: Device) -> Iterator[Signal]:
-        """Is its MPS control daemon ready? Is it drained, and so gone for NVIDIA's library?"""
+        """Signals if its MPS control daemon is not ready, or if it is drained, and so gone for NVIDIA's library."""
         yield from nvidia_edits.mps_signals(self.host, self._resources, device, min(device.hardware))
         whole = f"pci:{device.unit}"
         if whole in device.hardware and device.unit in self._drained():
@@ -242,7 +242,7 @@ class Nvidia(Vendor):
 
 
 def _is_gkes(takers: Sequence[GpuOptions]) -> bool:
-    """Do only resources with GKE's style take the GPU?"""
+    """Whether only resources with GKE's style take the GPU."""
     return bool(takers) and all(options.style == "gke" for options in takers)
 
 

@@ -135,7 +135,7 @@ _MPS_READY: Final = (".started", "pipe/nvidia-cuda-mps-control.pid")
 
 
 def is_by_mps(resource: GpuResource) -> bool:
-    """Do pods share the GPUs of this resource by MPS, as with NVIDIA's plugin?"""
+    """Whether pods share the GPUs of this resource by MPS, as with NVIDIA's plugin."""
     return resource.spec.options.sharing == "mps" and resource.spec.options.style != "gke"
 
 

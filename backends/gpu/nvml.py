@@ -105,7 +105,7 @@ class Survey(Struct, frozen=True):
 
 
 def is_there(host: Host, roots: Sequence[HostPath]) -> bool:
-    """Are the Python package and the library installed? `roots` are further places of a driver."""
+    """Whether the Python package and the library are installed. `roots` are further places of a driver."""
     return _is_installed() and _library(host, roots) is not None
 
 

@@ -37,7 +37,7 @@ _BRANDS: Final = (
 )  # fmt: skip
 """By nvmlBrandType_t, as they do (GetBrandAsString)."""
 _ADDRESSING_MODES: Final = ("None", "HMM", "ATS")
-"""By nvmlDeviceAddressingModeType_t: does it reach the machine's memory by page faults, or by hardware?"""
+"""By nvmlDeviceAddressingModeType_t: how it reaches the machine's memory, by page faults or by hardware."""
 _UNKNOWN: Final = 999
 """eventData of an XID that NVML does not know (nvmlEventData_t)."""
 

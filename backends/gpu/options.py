@@ -27,7 +27,7 @@ class GpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device_id_strategy: Literal["uuid", "index"] = "uuid"
     """How it names a GPU there."""
     pass_device_specs: bool = False
-    """Are the device nodes handed out, too? The runtime adds them by itself, but the kubelet's CPU manager removes them."""
+    """Whether nodes are handed out, too. The runtime adds them by itself, but the kubelet's CPU manager removes them."""
     device_driver_root: str = "/"
     """Where the host has the driver's device nodes, `/run/nvidia/driver` in a driver container."""
     gds_enabled: bool = False
@@ -41,17 +41,17 @@ class GpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cdi_vendor: str = "k8s.device-plugin.nvidia.com"
     """The vendor of the CDI devices: this is that of NVIDIA's plugin; `nvidia-ctk` writes `nvidia.com`."""
     fail_requests_greater_than_one: bool | None = None
-    """Is a container refused that asks for several replicas? They are mostly of one GPU. None: only with MPS."""
+    """Whether a container that asks for several replicas, mostly of one GPU, is refused. None: only with MPS."""
     sharing: Literal["time-slicing", "mps"] | None = None
     """How pods share a GPU; None: by time-slicing where there are replicas."""
     mps_root: str = "/run/nvidia/mps"
     """Where NVIDIA's MPS control daemons have their directories."""
     imex: Literal["none", "optional", "required"] = "none"
-    """Does a container get IMEX channel 0 with its GPUs, if it is there? `required`: no GPU is offered without it."""
+    """Whether a container gets IMEX channel 0 with its GPUs, if it is there. `required`: without it none is offered."""
     dev_char_links: bool = False
-    """Are links to the GPU's nodes made in /dev/char, so that `systemctl daemon-reload` takes no GPU from a pod?"""
+    """Whether /dev/char gets links to the GPU's nodes, so that `systemctl daemon-reload` takes no GPU from a pod."""
     mig_devices: bool = True
-    """Is a GPU in MIG mode offered as its MIG devices? Otherwise as a whole, as with NVIDIA's `migStrategy: none`."""
+    """Whether a GPU in MIG mode is offered as its MIG devices; else as a whole, as with NVIDIA's `migStrategy: none`."""
     driver_path: str = "/home/kubernetes/bin/nvidia"
     """GKE's `-host-path`: where the host has the driver's libraries."""
     driver_mount: str = "/usr/local/nvidia"
@@ -69,11 +69,11 @@ class GpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     xid_ignored: Xids | None = None
     """Further XIDs that are ignored, which makes them events only; "all": every XID that `xid_critical` does not list."""
     nvml_events: Literal["auto", "always", "never"] = "auto"
-    """Are XIDs heard from NVIDIA's library? That takes a process of 35 MB and keeps the driver in use. "auto": only while
+    """Whether XIDs come from NVIDIA's library. That takes a process of 35 MB and keeps the driver in use. "auto": only while
     the kernel's log, which tells the same and more, cannot be read."""
 
     card_ids: bool = False
-    """Are Intel's GPUs named as by Intel's plugin, `card0-0`? The number follows the order in which drivers were bound."""
+    """Whether Intel's GPUs are named as by Intel's plugin, `card0-0`, where the number follows the order of binding."""
     by_path: Literal["single", "all", "none"] = "single"
     """Which of udev's links in /dev/dri/by-path a container gets with Intel's GPUs: theirs, the directory, or none."""
 
@@ -85,7 +85,7 @@ class GpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_one_at_most(self) -> bool:
-        """Is a container that asks for several replicas refused?"""
+        """Whether a container that asks for several replicas is refused."""
         written = self.fail_requests_greater_than_one
         return self.sharing == "mps" if written is None else written
 

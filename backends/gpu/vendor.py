@@ -164,7 +164,7 @@ _HEXADECIMAL: Final = re.compile("0x(?:[0-9a-f]{4}|[0-9a-f]{6})")  # a vendor, a
 
 
 def is_gpu(vendor: str, kind: str) -> bool:
-    """Is a function of this vendor and class one that this backend can hand out?"""
+    """Whether a function of this vendor and class is one that this backend can hand out."""
     if kind.startswith(_ACCELERATOR):
         return vendor == AMD
     return vendor in (NVIDIA, AMD, INTEL) and kind.startswith(_DISPLAY)

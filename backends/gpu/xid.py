@@ -1,4 +1,4 @@
-"""Understands NVIDIA's XIDs, by whichever witness they come, and decides what each means for the GPU.
+"""Understands NVIDIA's XIDs, from the driver's log or from NVML, and decides what each means for the GPU.
 
 A witness (the driver's lines in the kernel's log, NVML's events) makes an `Xid`; `verdict` and `signals_of` decide from that
 alone. Formats of the lines: krcReportXid (src/nvidia/src/kernel/gpu/rc/kernel_rc.c), NV_DEV_PRINTF (kernel-open/common/inc/
@@ -194,7 +194,7 @@ def _address(found: re.Match[str]) -> str:
 
 
 def _agrees(record: Record, address: str) -> bool:
-    """Do the tags of the record name no other device than the line, which mostly names no function?"""
+    """Whether the tags of the record name no other device than the line, which mostly names no function."""
     told = record.device if record.properties.get("SUBSYSTEM") == "pci" else ""
     return not told or told.rpartition(".")[0] == address.rpartition(".")[0]
 

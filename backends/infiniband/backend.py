@@ -276,7 +276,7 @@ def _adapter_signals(host: Host, device: Device, options: InfiniBandOptions) -> 
 
 
 def _has_ports(device: Device) -> bool:
-    """Do its ports count for its health? Those of a virtual function may be down on purpose."""
+    """Whether an adapter's ports count for its health. Those of a virtual function may be down on purpose."""
     return device.attributes.get("function", ("physical",)) == ("physical",)
 
 

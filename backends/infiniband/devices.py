@@ -102,7 +102,7 @@ def device(
 
 
 def _is_meant(device: Device, resources: Iterable[InfiniBandResource]) -> bool:
-    """Does the first resource that selects the adapter name it?"""
+    """Whether the first resource that selects the adapter names it."""
     taker = next((it for it in resources if it.refuses(device) is None), None)
     tables = taker.spec.select if taker else ()
     return any(not _NAMING.isdisjoint(table) and mismatch(table, device.attributes) is None for table in tables)
@@ -146,7 +146,7 @@ def _bonded(host: Host, function: Function) -> str:
 
 
 def is_likely(kind: str, vendor: str) -> bool:
-    """Is a function of this class and vendor an adapter, if it has its driver?"""
+    """Whether a function of this class and vendor is an adapter, if it has its driver."""
     return kind.startswith(_INFINIBAND) or (kind.startswith(_NETWORK) and vendor == _NVIDIA)
 
 

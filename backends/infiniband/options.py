@@ -40,19 +40,19 @@ class InfiniBandOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     shared: int | None = None
     """The number of tokens, each of which gives all adapters of the resource; None: each adapter is a device."""
     overlap: bool = False
-    """With `shared`: may other pools that have this option, too, have the same adapters?"""
+    """With `shared`: whether other pools that have this option, too, may have the same adapters."""
     topology: bool = True
-    """With `shared`: is the kubelet told the NUMA node, if all adapters are on one?"""
+    """With `shared`: whether the kubelet is told the NUMA node, if all adapters are on one."""
     umad: bool = True
-    """Are the nodes for management datagrams handed out, of every port?"""
+    """Whether the nodes for management datagrams are handed out, of every port."""
     issm: bool = True
-    """Are the nodes handed out that a subnet manager needs, of every port?"""
+    """Whether the nodes that a subnet manager needs are handed out, of every port."""
     permissions: str | None = None
     """The permissions of the nodes; by default as in the plugins that this replaces: "rw", or "rwm" with `shared`."""
     ports: Literal["any", "all"] | list[int] = "any"
     """Which ports must be up: any one, all, or those with these numbers; the others do not matter then."""
     virtual_ports: bool = False
-    """Do the ports of virtual functions and subfunctions count, too? They may be down on purpose."""
+    """Whether the ports of virtual functions and subfunctions count, too. They may be down on purpose."""
     poll: Seconds = _POLL
     """The time between two readings of the ports, for which the kernel sends no event."""
     down_after: Seconds = _DOWN

@@ -71,7 +71,7 @@ class PortState(Struct, frozen=True):
 
     @property
     def is_active(self) -> bool:
-        """Does it carry data?"""
+        """Whether it carries data."""
         return self.state in (State.ACTIVE, State.ACTIVE_DEFER)
 
 

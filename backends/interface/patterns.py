@@ -74,7 +74,7 @@ class Pattern:
         self._start = self._add(tree, 0, text)
 
     def is_in(self, name: str) -> bool:
-        """Does it find something in the name, as `re.search` would?"""
+        """Whether it finds something in the name, as `re.search` would."""
         now: set[int] = set()
         for at in range(len(name) + 1):
             waiting, passed, following = [*now, self._start], set[int](), set[int]()

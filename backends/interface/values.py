@@ -75,7 +75,7 @@ class Device(Struct, frozen=True, gc=False):
     """Why no resource can have it as it is, one sentence ("it has no driver"); it is shown as not offered, and the resource
     that might take it misses it."""
     by_design: bool = False
-    """Of an unusable device: is it as it should be (a port of another adapter, an interface that the host needs)? Then it
+    """Of an unusable device: whether it is as it should be (another adapter's port, an interface of the host). Then it
     is shown, and no resource misses it."""
     no_reset: str = ""
     """Why no resource with `pre_start = "reset"` can have it, one sentence; may be empty where none is configured."""
@@ -178,7 +178,7 @@ class Signal(Struct, frozen=True, gc=False):
     process: str = ""
     """That process's name, which its user chose."""
     fault: str = ""
-    """Of a record's signal: what happened, in the same words whichever source tells it. Two sources that tell it within 10 s
+    """Of a record's signal: what happened, in the same words from every source. Two sources that tell it within 10 s
     tell of one fault. Empty: no other source tells of it."""
 
 
@@ -296,7 +296,7 @@ class ResourceSpec(Struct, Generic[Options], frozen=True):
     edits: Edits = "inline"
     """How a container gets nodes and mounts: from the kubelet, by CDI from the container runtime, or both ways."""
     adopt: Adopt = "lenient"
-    """What becomes of free devices while a pod holds some of the resource that nobody can map to any: they are offered, or
+    """What becomes of free devices while a pod holds some of the resource that are mapped to none: they are offered, or
     none is ("strict")."""
     serve: Serve = "device-plugin"
     """By which of the kubelet's APIs pods get it: never by both."""
@@ -333,7 +333,7 @@ class Resource(Struct, Generic[Options], frozen=True):
 
     @property
     def is_template(self) -> bool:
-        """Does it stand for a resource for each value of an attribute?"""
+        """Whether it stands for a resource for each value of an attribute."""
         return PLACEHOLDER.search(self.name) is not None
 
     def variable(self, prefix: str) -> str:
@@ -355,7 +355,7 @@ class Resource(Struct, Generic[Options], frozen=True):
         return "; ".join(reason for reason in reasons if reason)
 
     def might_take(self, device: Device) -> bool:
-        """Do its selectors take the device, as far as its attributes are known? Of an unusable one some are not."""
+        """Whether its selectors take the device, as far as its attributes are known; an unusable one lacks some."""
         told = device.attributes
         if any(mismatch(selector, told) is None for selector in self.spec.exclude):
             return False

@@ -51,9 +51,9 @@ class Attribute(Struct, frozen=True):
     pattern: str = ""
     """What each value matches as a whole, upper case or lower; empty where any text may be one."""
     quoted: bool = False
-    """Are numbers refused? Of `0x10de` without quotes nobody could tell that it has been read as 4318."""
+    """Whether numbers are refused. `0x10de` without quotes is read as 4318, and does not show it."""
     ranged: bool = False
-    """May a selector say `0-7` for the numbers 0 to 7?"""
+    """Whether a selector may say `0-7` for the numbers 0 to 7."""
 
     def wanted(self, value: str) -> Iterable[str]:
         """The values that a selector means by this one."""

@@ -26,7 +26,7 @@ _KINDS: Final = {
 
 @contextmanager
 def opened(path: Path, *, follow: bool) -> Iterator[tuple[int, os.stat_result]]:
-    """A regular file, open for reading, and its status; `follow`: is a symbolic link in its place followed?
+    """A regular file, open for reading, and its status; `follow`: whether a symbolic link in its place is followed.
 
     Raises:
         OSError: it cannot be opened, or is something else; the reason is in words.

@@ -20,7 +20,7 @@ _WILD = re.compile(r"[*?\[]")
 
 
 def is_glob(path: str) -> bool:
-    """Has the path a wildcard?"""
+    """Whether the path has a wildcard."""
     return _WILD.search(path) is not None
 
 
@@ -45,13 +45,13 @@ class Glob:
         self.fixed = HostPath("/".join(parts[:first]) or "/")
         """The deepest directory without a wildcard."""
         self.deep = first < len(parts) - 1
-        """Are there wildcards in its directories?"""
+        """Whether there are wildcards in its directories."""
         self.prefix = _WILD.split(text, maxsplit=1)[0]
         """All before the first wildcard: every path that it takes starts with that."""
         self._parts = tuple(_component(part) for part in parts)
 
     def takes(self, path: str) -> bool:
-        """Does the glob match this path?"""
+        """Whether the glob matches this path."""
         return (
             path.startswith(self.prefix)
             and path.isprintable()
@@ -61,7 +61,7 @@ class Glob:
         )
 
     def leads_through(self, path: str) -> bool:
-        """Could this path be a directory on the way to a match?"""
+        """Whether this path could be a directory on the way to a match."""
         if not (path.startswith(self.prefix) or self.prefix.startswith(path)) or not path.isprintable():
             return False
         parts = path.rstrip("/").split("/")

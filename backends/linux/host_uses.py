@@ -49,7 +49,7 @@ _Thing = TypeVar("_Thing")
 def uses(host: Host, function: pci.Function, *, named: bool = False) -> Iterator[str]:
     """What the host needs the function for, each in words that follow its name: `drives the screen`.
 
-    `named`: does the configuration name this very function? Then it may have addresses.
+    `named`: whether the configuration names this very function; then it may have addresses.
     """
     yield from _screens(host, function)
     if manages_nvswitches(host, function):
@@ -84,7 +84,7 @@ def subfunctions(function: pci.Function) -> int:
 
 
 def manages_nvswitches(host: Host, function: pci.Function) -> bool:
-    """Is it an adapter whose only port leads to the NVSwitches of the GPUs here, to none of a network?"""
+    """Whether a function is an adapter whose only port leads to the NVSwitches of the GPUs here, and to no network."""
     if function.vendor != _NVIDIA or not function.kind.startswith(_INFINIBAND) or function.physical is not None:
         return False
     try:

@@ -52,12 +52,12 @@ class Member(Struct, frozen=True):
 
     @property
     def is_bridge(self) -> bool:
-        """Is it a bridge to another PCI bus? Then it cannot be handed out."""
+        """Whether it is a bridge to another PCI bus, which cannot be handed out."""
         return self.function is not None and self.function.kind.startswith(_PCI_BRIDGES)
 
     @property
     def is_viable(self) -> bool:
-        """Does its driver let the group be handed out?"""
+        """Whether its driver lets the group be handed out."""
         if self.driver is None or self.driver in _HARMLESS or self.is_bridge:
             return True
         return self.function is not None and is_vfio(self.function)
@@ -89,7 +89,7 @@ class Group(Struct, frozen=True):
 
 
 def is_vfio(function: pci.Function) -> bool:
-    """Is it on vfio-pci or a variant of it, or a vGPU? From kernel 6.0 on, `vfio-dev` says so."""
+    """Whether a function is on vfio-pci or a variant of it, or is a vGPU. From kernel 6.0 on, `vfio-dev` says so."""
     return bool(function.vfio or function.vgpu_type) or (
         function.driver is not None and _VFIO_DRIVER.fullmatch(function.driver) is not None
     )
@@ -175,5 +175,5 @@ def how_to_turn_on(host: Host) -> str:
 
 
 def is_noiommu_group(host: Host, number: str) -> bool:
-    """Has vfio made up the group for a function without an IOMMU (drivers/vfio/group.c)?"""
+    """Whether vfio has made up the group for a function without an IOMMU (drivers/vfio/group.c)."""
     return sysfs.attribute(host, GROUPS / number / "name") == "vfio-noiommu"

@@ -70,7 +70,7 @@ class Kernel:
             raise OSError(done.stderr.strip() or f"modprobe {module} failed")
 
     def wait(self, is_so: Callable[[], bool], seconds: float) -> bool:
-        """Wait until `is_so`, for this long at most; is it?"""
+        """Wait until `is_so`, for this long at most; returns whether it is."""
         end = time.monotonic() + seconds
         while not (so := is_so()) and time.monotonic() < end:
             time.sleep(_PAUSE)

@@ -79,7 +79,7 @@ def down(host: Host, name: str) -> str | None:
 
 
 def is_enabled(host: Host, name: str) -> bool:
-    """Is the interface set up (IFF_UP)? Without a cable its link may still be down."""
+    """Whether the interface is set up (IFF_UP). Without a cable its link may still be down."""
     try:
         return bool(int(sysfs.attribute(host, CLASS / name / "flags") or "0", 16) & _IFF_UP)
     except ValueError:

@@ -34,7 +34,7 @@ _PATIENCE: Final = 2.0  # seconds for one batch; the kernel has it ready
 
 
 def is_of_host(host: Host) -> bool:
-    """Is this process in the network namespace of the host?
+    """Whether this process is in the network namespace of the host.
 
     Each network namespace has inodes of its own in every /proc. To compare /proc/1/ns/net would take CAP_SYS_PTRACE.
 

@@ -86,7 +86,7 @@ def device_node(host: Host, path: HostPath) -> DeviceNode:
 
 
 def is_device_node(host: Host, path: HostPath) -> bool:
-    """Does `path`, in the host's /dev, lead to a node?"""
+    """Whether `path`, in the host's /dev, leads to a node."""
     try:
         device_node(host, path)
     except NoNodeError:

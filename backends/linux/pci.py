@@ -109,7 +109,7 @@ class Function(Struct, frozen=True):
     """The number of the vGPU type that NVIDIA's driver has given this virtual function, as `558`; empty: none. It is a vfio
     device then, on its own driver (NVIDIA's vGPU user guide: vendor-specific VFIO framework)."""
     boot_display: bool = False
-    """Is it the screen of the firmware (`boot_vga`)?"""
+    """Whether it is the screen of the firmware (`boot_vga`)."""
     entries: frozenset[str] = frozenset()
     """The names in its directory, so that missing files need not be looked for."""
     problems: tuple[Problem, ...] = ()

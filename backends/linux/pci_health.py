@@ -145,7 +145,7 @@ def _transfers(said: bytes | None) -> float | None:
 
 
 def _is_off_bus(directory: int) -> bool:
-    """Does its header read 0xff throughout? In a virtual function only vendor and device do so by specification.
+    """Whether a function's header reads 0xff throughout. In a virtual function only vendor and device do so by specification.
 
     The class is read first: every four bytes are a trip to the hardware, 1 µs long, and 17 µs in a virtual machine.
     """

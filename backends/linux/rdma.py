@@ -171,7 +171,7 @@ def place_of(devpath: str) -> str:
 
 
 def is_exclusive(host: Host) -> bool:
-    """Is an adapter in one network namespace at a time (`rdma system set netns exclusive`)?"""
+    """Whether an adapter is in one network namespace at a time (`rdma system set netns exclusive`)."""
     return sysfs.attribute(host, NETNS_MODE) == "N"
 
 
@@ -198,7 +198,7 @@ def _is_on_pci(place: str) -> bool:
 
 
 def _is_software(host: Host, hca: HostPath) -> bool:
-    """Is it rxe? It has the file `parent`, and until Linux 5.11 it lay in the hardware of its interface."""
+    """Whether an adapter is rxe, which has the file `parent` and until Linux 5.11 lay in the hardware of its interface."""
     return host.local(hca / "parent").is_file()
 
 
@@ -237,7 +237,7 @@ def _link_layer(text: str) -> str:
 
 
 def _nodes(host: Host, base: HostPath, hcas: list[str], place: str, problems: list[Problem]) -> Iterator[RdmaNode]:
-    """Every node in the directory, of whichever adapter."""
+    """Every node in the directory, of any adapter."""
     for directory in _DIRECTORIES:
         for name in sysfs.entries(host, base / directory):
             if (found := _NODE.fullmatch(name)) is None:

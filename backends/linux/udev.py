@@ -38,7 +38,7 @@ class UdevDevice(Struct, frozen=True):
     links: tuple[str, ...]
     """The links that udev makes below /dev, sorted."""
     recorded: bool
-    """Has udev an entry for it?"""
+    """Whether udev has an entry for it."""
 
 
 def entry_number(name: str) -> str | None:
@@ -48,7 +48,7 @@ def entry_number(name: str) -> str | None:
 
 
 def has_database(host: Host) -> bool:
-    """Does a udevd keep a database?"""
+    """Whether a udevd keeps a database."""
     return host.local(DATABASE).is_dir()
 
 
@@ -116,7 +116,7 @@ def _record(host: Host, path: HostPath) -> list[str] | None:
 
 
 def _is_of(host: Host, device: HostPath, record: Iterable[str]) -> bool:
-    """Is the entry about this device, and not an earlier one with the same number?
+    """Whether the entry is about this device, and not an earlier one with the same number.
 
     Until udevd has handled the kernel's event, some 20 ms later, the entry is that of a stick that is gone.
     """

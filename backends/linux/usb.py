@@ -57,12 +57,12 @@ class UsbDevice(Struct, frozen=True):
 
 
 def is_port(name: str) -> bool:
-    """Is it the name of a USB device, and not of an interface of one?"""
+    """Whether a name is that of a USB device, and not of an interface of one."""
     return _BEHIND.fullmatch(name) is not None or _ROOT_HUB.fullmatch(name) is not None
 
 
 def is_interface(name: str) -> bool:
-    """Is it the name of an interface of a USB device: `1-2.3:1.0`?"""
+    """Whether a name is that of an interface of a USB device: `1-2.3:1.0`."""
     return _INTERFACE.fullmatch(name) is not None
 
 
@@ -176,7 +176,7 @@ def _serial(host: Host, path: HostPath) -> tuple[str | None, str | None]:
 
 
 def _says_serial(host: Host, path: HostPath) -> bool:
-    """Does the descriptor say that there is a serial?"""
+    """Whether the descriptor says that there is a serial."""
     try:
         descriptor = sysfs.read_bytes(host, path / "descriptors")
     except OSError:

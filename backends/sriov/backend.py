@@ -206,7 +206,7 @@ def _device_signals(host: Host, device: Device, options: SriovOptions) -> Iterat
 
 
 def _is_away(host: Host, device: Device) -> bool:
-    """Is the interface of a card elsewhere, although its driver makes one? The default route may lead through it."""
+    """Whether an Ethernet card has no interface here, though its driver makes one: the default route may use it."""
     said = device.attributes
     is_ethernet = any(kind.startswith(_ETHERNET) for kind in said.get("class", ()))
     in_user_space = any(it.path.parent == iommu.NODES or it.path.name.startswith("uio") for it in device.nodes)

@@ -49,7 +49,7 @@ def stand_in(card: Device, resource: SriovResource, count: int) -> Device:
 
 
 def is_stand_in(device: Device) -> bool:
-    """Does the device stand for virtual functions that are still to be created?"""
+    """Whether the device stands for virtual functions that are still to be created."""
     return _wanting(device.key) in device.depends
 
 
@@ -78,7 +78,7 @@ class Creator:
     def create(self, address: str, count: int, *, autoprobe: bool) -> None:
         """Create this many of a card that has none. Existing ones are never touched: any may be in use.
 
-        `autoprobe`: may drivers bind to them by themselves?
+        `autoprobe`: whether drivers may bind to them by themselves.
 
         Raises:
             NotReady: it cannot have them, or the kernel or the driver refuses. All is as it was, as far as can be.
@@ -102,7 +102,7 @@ class Creator:
             )
 
     def _has_all(self, address: str, count: int) -> bool:
-        """Does the card have them already?
+        """Whether the card has them already.
 
         Raises:
             NotReady: they can never be, or not as things are.
@@ -135,7 +135,7 @@ class Creator:
                 self._kernel.write(pci.FUNCTIONS / address / "sriov_drivers_autoprobe", "1")  # as at boot
 
     def _is_used(self, address: str) -> bool:
-        """May a pod have it? On vfio, or with its interface in another namespace."""
+        """Whether a pod may have it: it is on vfio, or its interface is in another namespace."""
         function = pci.read(self._host, address)
         if function is None or function.driver is None:
             return False

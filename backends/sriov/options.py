@@ -33,19 +33,19 @@ class SriovOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rdma: bool = False
     """Only functions that can do RDMA, each with its nodes of /dev/infiniband."""
     vhost_net: bool = False
-    """Does a container get /dev/vhost-net and /dev/net/tun, too?"""
+    """Whether a container gets /dev/vhost-net and /dev/net/tun, too."""
     vdpa: Vdpa | None = None
     """Only functions with a vDPA device of this kind; `vhost` with its node."""
     topology: bool = True
-    """Is the kubelet told the NUMA node of a device?"""
+    """Whether the kubelet is told the NUMA node of a device."""
     additional_info: Mapping[str, Mapping[str, str]] = {}
     """What else PCIDEVICE_…_INFO says: by the ID of a device, or by `*` for every device."""
     device_info: bool = True
-    """Is a DeviceInfo file written for Multus and CNI plugins?"""
+    """Whether a DeviceInfo file is written for Multus and CNI plugins."""
     create: Mapping[str, int] = {}
     """Cards by interface or PCI address, and how many virtual functions Fairlead creates of each that has none."""
     autoprobe: bool = True
-    """May drivers bind to the created functions by themselves? Say no for those that you bind to vfio-pci."""
+    """Whether drivers may bind to the created functions by themselves. Say no for those that you bind to vfio-pci."""
     down_after: Seconds = _DOWN
     """How long the link of the physical function must be down before its virtual ones are unhealthy."""
 

@@ -162,7 +162,7 @@ class Vfio(Backend[VfioOptions]):
         return self._make_ready(resource, device)
 
     def _make_ready(self, resource: VfioResource, device: Device) -> bool:
-        """Bind what the options permit, and check the outcome; was anything bound?"""
+        """Bind what the options permit, and check the outcome; returns whether anything was bound."""
         options, since = resource.spec.options, time.time()
         group, functions = self._current(resource, device)
         planned = plan(self.host, group, functions, resource)

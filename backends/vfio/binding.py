@@ -154,7 +154,7 @@ class Binder:
     def bind(self, functions: Sequence[pci.Function], resource: VfioResource, *, give_back: bool) -> None:
         """Bind each to vfio-pci, whatever driver has it.
 
-        `give_back`: do they get their own drivers back when no pod holds them?
+        `give_back`: whether they get their own drivers back when no pod holds them.
 
         Raises:
             NotReady: the host needs one of them, or the kernel refuses. What was already bound stays so.
@@ -182,7 +182,7 @@ class Binder:
             self._kernel.wait(lambda: all(self._is_settled(path, since) for path in own), _NODES_SETTLE)
 
     def restore(self, address: str) -> bool:
-        """Give a function back to its own driver, if we noted to do so; was there a note?
+        """Give a function back to its own driver, if we noted to do so; returns whether there was a note.
 
         Raises:
             NotReady: the kernel refuses; the note stays, for another time.
@@ -279,7 +279,7 @@ class Binder:
     # --- its nodes ---
 
     def _is_settled(self, path: HostPath, since: float) -> bool:
-        """Has udev written the node's device into its database?"""
+        """Whether udev has written the node's device into its database."""
         try:
             entry = udev.DATABASE / device_node(self._host, path).number.replace(":", "", 1)
             return self._host.local(entry).stat().st_mtime >= since - _CLOCK_TICK

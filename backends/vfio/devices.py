@@ -69,7 +69,7 @@ def _plain(unit: str, group: Group, function: pci.Function) -> Device:
 def _companions(
     unit: str, group: Group, wanted: Iterable[tuple[VfioResource, Sequence[pci.Function]]]
 ) -> Iterator[Device]:
-    """The selected functions that go with another one: whoever selects two GPUs of a group is to learn where the second is.
+    """The selected functions that go with another one: a user who selects two GPUs of a group learns where the second is.
 
     The other functions of a card, such as a GPU's sound, are expected to go with it.
     """
@@ -144,7 +144,7 @@ def nodes(host: Host, group: Group, functions: Sequence[pci.Function], mode: Iom
 
 
 def has_own_nodes(host: Host, functions: Sequence[pci.Function]) -> bool:
-    """Does the kernel make a node for each function (6.6 and newer, with CONFIG_VFIO_DEVICE_CDEV)?"""
+    """Whether the kernel makes a node for each function (6.6 and newer, with CONFIG_VFIO_DEVICE_CDEV)."""
     return host.local(IOMMUFD).exists() and all(
         function.vfio and sysfs.attribute(host, function.path / "vfio-dev" / function.vfio[0] / "dev") is not None
         for function in functions

@@ -32,7 +32,7 @@ class VfioOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vgpu_type: int | None = None
     """The vGPU type that a virtual function of an NVIDIA GPU is given for a pod, and loses after it; None: you give types."""
     overlap: bool = False
-    """May other resources that have this option, too, select other functions of the same group? One machine can then have
+    """Whether other resources with this option may select other functions of the same group. One machine can then have
     them together, as KubeVirt's own plugin offers a GPU and its sound; two machines cannot."""
     force: list[str] = []
     """Addresses of functions that may be taken although the host needs them."""

@@ -96,7 +96,7 @@ class VgpuTypes:
         self._notes = Notes(host, NOTES)
 
     def give(self, address: str, wanted: int) -> bool:
-        """Give a virtual function this type, unless it has it; was anything done?
+        """Give a virtual function this type, unless it has it; returns whether anything was done.
 
         Raises:
             NotReady: it has another type, or the driver refuses. Then there is no note.

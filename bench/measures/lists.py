@@ -176,7 +176,7 @@ def forget(kubelet: Kubelet) -> None:
 
 
 def _check(devices: int, found: Any, event: int) -> None:
-    """Does the list show that one device went, or all, or has another NUMA node; every other time that this is undone?"""
+    """Raises unless the list shows that devices went or changed NUMA node or, at odd events, that this is undone."""
     ids = {device.id for device in found.devices if not device.HasField("topology")}
     every = set(device_names(devices))
     if (ids == every) is not (event % 2 == 1) or not ids <= every:

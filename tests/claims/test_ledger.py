@@ -369,7 +369,7 @@ class ComingAndGoing(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.forgotten: set[SlotKey] = set()  # what containers hold and the kubelet does not know
-        self.is_seen = False  # are the cgroups of pods to be seen?
+        self.is_seen = False  # whether the cgroups of pods are to be seen
         self.never_seen: set[SlotKey] = set()  # what was claimed of pods unseen as the record was lost
         self.ledger = Ledger()
         self.now = 0.0

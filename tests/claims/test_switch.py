@@ -64,9 +64,9 @@ class Pod:
     answer: bytes
     """What the plugin that gave it said, as the checkpoint has it."""
     is_told: bool = True
-    """Does the answer say what it has?"""
+    """Whether the answer says what it has."""
     is_known: bool = True
-    """Does its ID say what it has? Not of a device of several parts, which may be in others since, once our state is lost."""
+    """Whether its ID says what it has: not of several parts, which may be in other devices once our state is lost."""
 
 
 def answer(hardware: frozenset[str]) -> bytes:
@@ -305,7 +305,7 @@ class Switching(RuleBasedStateMachine):
                 assert slot.device is None or not slot.health.offered or self.sick.isdisjoint(slot.device.hardware)
 
     def counts(self, pod: Pod, name: str) -> bool:
-        """Must a resource mind what that pod has?"""
+        """Whether a resource must mind what that pod has."""
         if pod.resource == THEIRS:
             return pod.is_told and self.count == 1  # what several may have others share, too
         return pod.is_known and (pod.is_told or (self.adopt == "strict" and pod.resource == name))

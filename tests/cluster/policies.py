@@ -201,7 +201,7 @@ def attacks(node: Object, other: str) -> Iterator[Attack]:
 
 
 def unlike(before: Object, after: Object) -> bool:
-    """Is anything of a Node another, but what the agent may write?"""
+    """Whether anything of a Node is another, but what the agent may write."""
 
     def kept(node: Object) -> Object:
         metadata = {key: it for key, it in node["metadata"].items() if key not in ("managedFields", "resourceVersion")}

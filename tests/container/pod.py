@@ -215,7 +215,7 @@ def until_registered(wanted: Set[str], lines: Lines) -> None:
 
 
 def check_status(wanted: Set[str], pod: Pod) -> None:
-    """Do the command and the metrics say that everything is registered?"""
+    """Ends the program unless the command and the metrics say that everything is registered."""
     resources = json.loads(pod.run("fairlead", "status", "--json"))["resources"]
     if {one["name"] for one in resources if one["registered"] and one["streaming"]} != wanted:
         raise SystemExit(f"status has something else: {resources}")
@@ -227,7 +227,7 @@ def check_status(wanted: Set[str], pod: Pod) -> None:
 
 
 def check_page(wanted: Set[str], pod: Pod, scratch: Path) -> None:
-    """Does a browser in its network show the page, alive, with every resource, and find nothing to complain of?"""
+    """Checks that a browser in its network shows the page, alive, with every resource, and without complaints."""
     chromium = scratch / "chromium"
     chromium.write_text(f'#!/bin/sh\nexec nsenter --target {pod.pid} --net {CHROMIUM} "$@"\n')
     chromium.chmod(0o755)

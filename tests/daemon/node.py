@@ -54,7 +54,7 @@ class Node:
         self.host = Host.below(root)
         self.kubelet = SimulatedKubelet(root / "k")
         self.kubelet.subscribe(self.note_list)
-        self.listed: dict[str, bool] = {}  # of each stream that the agent of now has: has a list come?
+        self.listed: dict[str, bool] = {}  # of each stream that the agent of now has: whether a list has come
         self.ours = self.kubelet.plugin_dir / "fairlead"
         self._passed = 0.0
         self.clock, self.wall = self._later(time.monotonic), self._later(time.time)

@@ -164,7 +164,7 @@ async def test_a_devices_ids_stand_together_by_their_state() -> None:
         "",
         "; and ".join(
             (
-                "a reboot or its driver bound anew",
+                "a reboot or its driver bound again",
                 f"`fairlead undrain`, or at {at}",
                 f"time, at {at} if it stays well, or `fairlead undrain`",
                 "the next look that finds it well",

@@ -121,7 +121,7 @@ class Manifests:
 
     @property
     def privileged(self) -> bool:
-        """May the container do anything?"""
+        """Whether the container may do anything."""
         return bool(self.container["securityContext"].get("privileged", False))
 
     @property

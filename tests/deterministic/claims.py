@@ -44,7 +44,7 @@ class Claims:
         """Those that are not prepared yet, by their names."""
         self.running: dict[str, ClaimKey] = {}
         self.is_switched = False
-        """Is the resource served by device plugin now?"""
+        """Whether the resource is served by device plugin now."""
         for it in classes([CLAIMED], DRIVER):
             self.objects.put(f"deviceclasses/{it['metadata']['name']}", it)
         world.kubelet.wipe_slices = self._wipe

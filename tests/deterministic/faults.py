@@ -53,7 +53,7 @@ class Fault(Struct, frozen=True):
     touches: frozenset[str]
     happen: Callable[[World, random.Random], AbstractAsyncContextManager[None]]
     of_claims: bool = False
-    """Does it take dynamic resource allocation?"""
+    """Whether it takes dynamic resource allocation."""
 
 
 FAULTS: Final[dict[str, Fault]] = {}

@@ -49,7 +49,7 @@ class Eyes:
     kind: str = KIND
     options: dict[str, Any] = field(default_factory=dict)
     fails: bool = False
-    """Can nothing be published?"""
+    """Whether nothing can be published."""
 
     def __post_init__(self) -> None:
         patient = {"resync": NEVER, "probe": NEVER, "unit_deadline": NEVER}

@@ -101,5 +101,5 @@ def every(*languages: str) -> Iterator[Block]:
 
 
 def as_printed(line: str, printed: str) -> bool:
-    """Is a line what the page shows? `…` stands for what differs each time."""
+    """Whether a line is what the page shows. `…` stands for what differs each time."""
     return re.fullmatch(".*".join(map(re.escape, printed.split("…"))), line) is not None

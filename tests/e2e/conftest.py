@@ -87,7 +87,7 @@ class Trouble:
         await asyncio.to_thread(fifo.write_text, "")
 
     def release_late(self, number: int = 0) -> bool:
-        """Let a call go on that has come to hang since; was there one?"""
+        """Let a call go on that has come to hang since; returns whether there was one."""
         try:
             os.close(os.open(self._root / str(number) / "release", os.O_WRONLY | os.O_NONBLOCK))
         except OSError:  # ENXIO: nobody reads

@@ -45,7 +45,7 @@ class Machine(RuleBasedStateMachine):
             self.latched = binding
 
     def was_seen(self) -> bool:
-        """Does anybody know how it is bound; and if it is not, does nobody still believe that it is?"""
+        """Whether a backend has seen how it is bound; and if it is not, none still believes that it is."""
         sure = bool(self.binding) or not (any(self.seen.values()) or self.looking)
         return sure and self.binding in self.seen.values()
 

@@ -69,7 +69,7 @@ some_resources = st.lists(
 
 
 def has_some_of(claim: Held, found: Device) -> bool:
-    """Has the pod any of this hardware, as far as one can tell?"""
+    """Whether the pod has any of this hardware, as far as one can tell."""
     unknown_or_same = {"", claim.identity, found.identity} <= {"", claim.identity or found.identity}
     return bool(claim.hardware & found.hardware) and unknown_or_same
 
@@ -262,7 +262,7 @@ class AnyOrder(RuleBasedStateMachine):
         return len(former) > len(free)
 
     def is_astray(self, claim: Held) -> bool:
-        """Is what the pod was given not behind its ID any more?"""
+        """Whether what the pod was given is not behind its ID any more."""
         slot = self.it.slots(claim.resource)[claim.id]
         return claim.slot not in self.own_ids() or slot.health.reason == "replaced"
 

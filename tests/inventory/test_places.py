@@ -214,7 +214,7 @@ class Plugging(RuleBasedStateMachine):
 
 
 def is_renumbered(claim: Held, found: Device) -> bool:
-    """Was the pod's stick plugged in again, so that its node is not what the pod was given?"""
+    """Whether the pod's stick was plugged in again, so that its node is not what the pod was given."""
     return claim.resource == STICKS and not claim.rebooted and claim.hardware != found.hardware
 
 

@@ -143,7 +143,7 @@ class House:
 
     @property
     def listed(self) -> dict[str, bool]:
-        """ID → is it healthy?"""
+        """ID → whether it is healthy."""
         return {device_id: slot.health.offered for device_id, slot in self.inventory.slots(TOY).items()}
 
 

@@ -86,7 +86,7 @@ def test_a_damaged_file_is_told_in_a_sentence(tmp_path: Path, content: bytes, wh
     with pytest.raises(CheckpointError, match=what) as raised:
         read_checkpoint(tmp_path)
     assert str(raised.value).startswith(f"{tmp_path}/kubelet_internal_checkpoint is damaged: ")
-    assert str(raised.value).endswith("; the kubelet writes it anew with the next list of devices")
+    assert str(raised.value).endswith("; the kubelet writes it again with the next list of devices")
 
 
 def test_an_unreadable_file_is_told_in_a_sentence(tmp_path: Path) -> None:

@@ -745,7 +745,7 @@ class Reader:
         self.lists.append((self._clock.now, ids))
 
     def may_lack(self, device_id: str, now: float) -> bool:
-        """May the kubelet be at a list without this ID? It has read what took it away more than `REMEMBERED` ago."""
+        """Whether the kubelet may be at a list without this ID: the last one, or one sent less than `REMEMBERED` ago."""
         took_away = [
             at
             for (_, before), (at, after) in itertools.pairwise(self.lists)

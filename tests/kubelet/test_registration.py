@@ -123,7 +123,7 @@ async def running(node: SimulatedKubelet, *resources: str) -> AsyncIterator[Agen
 
 
 def well(agent: Agent) -> Callable[[SimulatedKubelet], bool]:
-    """Is every resource registered, healthy, and on exactly one stream?"""
+    """Whether every resource is registered, healthy, and on exactly one stream."""
 
     def is_well(node: SimulatedKubelet) -> bool:
         return all(

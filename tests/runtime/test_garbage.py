@@ -41,7 +41,7 @@ def pile() -> Iterator[process.Pile]:
 
 
 def stays(knot: Callable[[], object], grown: Callable[[], None]) -> bool:
-    """Is an object with a cycle there after its end, where so many devices came while it was alive?"""
+    """Whether an object with a cycle is there after its end, where so many devices came while it was alive."""
     connection = knot()
     grown()
     ended = weakref.ref(connection)

@@ -78,7 +78,7 @@ class Daemon(AgentProcess):
 
     @property
     def runs(self) -> bool:
-        """Has it not ended?"""
+        """Whether it has not ended."""
         return self._process.returncode is None
 
     async def order(self, call: str) -> Any:

@@ -52,7 +52,7 @@ def _faults(found: Findings, counts: Mapping[str, int]) -> Iterable[str]:
 
 
 def _growth(samples: Sequence[Sample]) -> tuple[bool, list[str]]:
-    """Has it grown since it was warm? Medians of the third and the last quarter of the last process's life."""
+    """Whether it has grown since it was warm, and lines of it: medians of the last process's third and last quarter."""
     quarter = len(samples) // 4
     if quarter < 1:
         return False, ["too few samples to tell what grows"]

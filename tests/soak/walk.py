@@ -65,7 +65,7 @@ class Walk:
             await self._begin(rng.choices(fits, [fault.weight for fault in fits])[0])
 
     def _fits(self, fault: Fault) -> bool:
-        """Can it begin now?"""
+        """Whether it can begin now."""
         if fault.name in self._lasting or fault.touches & self._world.touched:
             return False
         return not (fault.sighted and self._world.model.blind)

@@ -323,7 +323,7 @@ class World:
 
     @property
     def admitting(self) -> bool:
-        """Does a pod wait to be admitted?"""
+        """Whether a pod waits to be admitted."""
         return bool(self._admissions)
 
     def pod_comes(self) -> None:

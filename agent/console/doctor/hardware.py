@@ -25,7 +25,7 @@ from backends.linux.nodes import DeviceNode, NoNodeError, device_node
 
 _LEFT_SHOWN: Final = 3
 _PODS_ALONE: Final = (FORGOTTEN, "held", "not-seen", "retired", "two-pods", "unmapped", "withheld")
-"""Reasons that say who has a device, or that nobody has looked, and nothing of hardware that fails below a pod."""
+"""Reasons that say who has a device, or that it was not looked at, and not that hardware fails below a pod."""
 _MEND: Final = "Ask `fairlead explain DEVICE` about one of them, and `fairlead discover` about all."
 
 
@@ -241,7 +241,7 @@ _NVIDIA: Final = "195"  # NVIDIA's major number (Documentation/admin-guide/devic
 
 
 def node_links(host: Host, inventory: Inventory) -> Iterator[Finding]:
-    """Which nodes of what is offered would running pods lose?"""
+    """Warns of nodes that running pods would lose at `systemctl daemon-reload`: links to them are missing."""
     if not any((host.sys / place / "kubepods.slice").is_dir() for place in _SLICES):
         yield fine("systemd manages no pods' cgroups here, as far as can be seen.")
         return

@@ -64,7 +64,7 @@ _LEAST_FREE: Final = 1 << 20  # bytes; the state is some kilobytes
 
 
 def sysfs(patient: Patient) -> Iterator[Finding]:
-    """Is the host's /sys seen, and can it be written to where a backend writes?"""
+    """Checks that the host's /sys is seen, and can be written to where a backend writes."""
     path = patient.config.host.sys
     if not (path / "devices").is_dir():
         yield failure(f"{path} has no devices: it is not the host's /sys.", "Mount it, and set host.sys.")
@@ -87,7 +87,7 @@ def sysfs(patient: Patient) -> Iterator[Finding]:
 
 
 def dev(patient: Patient) -> Iterator[Finding]:
-    """Is the host's /dev seen, in which new nodes appear?"""
+    """Checks that the host's /dev is seen, in which new nodes appear."""
     path = patient.config.host.dev
     kind = filesystem(patient, path)
     if not path.is_dir():
@@ -102,7 +102,7 @@ def dev(patient: Patient) -> Iterator[Finding]:
 
 
 def kernel_log(patient: Patient) -> Iterator[Finding]:
-    """Can the kernel's log be read, where a backend needs it?"""
+    """Checks that the kernel's log can be read, where a backend needs it."""
     wanting = sorted(patient.backends() & _READS_KERNEL_LOG)
     path = patient.config.host.local(HostPath("/dev/kmsg"))
     if not wanting:
@@ -122,7 +122,7 @@ def kernel_log(patient: Patient) -> Iterator[Finding]:
 
 
 def modules(patient: Patient) -> Iterator[Finding]:
-    """Are the modules loaded that make the nodes which the configuration names, or which pods get beside their devices?"""
+    """Checks that the modules are loaded whose nodes the configuration names, or pods get beside their devices."""
     host = patient.config.host
     named = {path for resource in patient.config.resources for path in node_paths(resource.spec.options)}
     named |= {node for backend, node in _NEEDED.items() if backend in patient.backends()}
@@ -136,7 +136,7 @@ def modules(patient: Patient) -> Iterator[Finding]:
     ]
     for node, load in missing:
         finding = failure(f"{node} is not there, and the module that makes it is not loaded.", _loaded(load))
-        # without a file nobody has asked for it
+        # without a configuration file the user has not asked for the node
         yield finding if patient.config.source else replace(finding, level=Level.WARNING)
     lacking = list(_companions(patient))
     for resource, node in lacking:
@@ -167,7 +167,7 @@ def _means(path: str, node: str) -> bool:
 
 
 def _is_there(host: Host, path: str) -> bool:
-    """Is anything at a path, or taken by a glob?"""
+    """Whether anything is at the path, or matches it if it is a glob."""
     if not is_glob(path):
         return os.path.lexists(host.local(HostPath(path)))
     found = Glob(path, files=True)
@@ -175,7 +175,7 @@ def _is_there(host: Host, path: str) -> bool:
 
 
 def state_directory(patient: Patient) -> Iterator[Finding]:
-    """Can what must outlive a restart be written?"""
+    """Checks that the state that must outlive a restart can be written."""
     directory = patient.config.agent.state_dir
     nearest = next(path for path in (directory, *directory.parents) if path.exists())
     mend = "Mount a host directory there that can be written to, or set agent.state_dir."
@@ -209,7 +209,7 @@ def node_paths(options: object) -> Iterator[str]:
             yield one.path
 
 
-# --- what goes to containers by CDI: can specifications be written, and does the runtime read them? ---
+# --- what goes to containers by CDI: whether specifications can be written, and the runtime reads them ---
 
 
 _CONTAINERD: Final = HostPath("/etc/containerd/config.toml")
@@ -219,7 +219,7 @@ _SECOND: Final = re.compile(r"^\s*version\s*=\s*[12]\b", re.MULTILINE)
 
 
 def cdi(patient: Patient) -> Iterator[Finding]:
-    """Where a resource asks for CDI: is there a place for specifications, and does containerd heed them?"""
+    """Checks, where a resource asks for CDI, that specifications can be written and containerd heeds them."""
     wanting = [it.name for it in patient.config.resources if it.spec.edits != "inline"]
     if not wanting:
         yield fine("Nothing that is configured goes by CDI.")
@@ -241,7 +241,7 @@ def cdi(patient: Patient) -> Iterator[Finding]:
 
 
 def _ignores_it(patient: Patient) -> bool:
-    """Does containerd's configuration say so, as far as it is seen from here? Version 3 of it is containerd 2, which has CDI on."""
+    """Whether containerd's configuration, as seen from here, ignores CDI. Version 3 of it is containerd 2, which has CDI on."""
     try:
         text = files.read(patient.config.host.local(_CONTAINERD), _MOST_READ).decode(errors="replace")
     except OSError:
@@ -262,7 +262,7 @@ _TAGGED: Final = frozenset({"infiniband", "sriov"})
 
 
 def capabilities(patient: Patient) -> Iterator[Finding]:
-    """Which rights are missing that what is configured needs? The kernel's log is looked at by itself."""
+    """Checks that no right is missing that what is configured needs. The kernel's log has a check of its own."""
     found = re.search(r"^CapEff:\s*([0-9a-f]+)$", _own(patient, "status"), re.MULTILINE)
     if found is None:
         yield warning("This process's capabilities cannot be read.", "Mount /proc.")
@@ -286,7 +286,7 @@ def capabilities(patient: Patient) -> Iterator[Finding]:
 
 
 def policies(excess: Sequence[str] | str) -> Iterator[Finding]:
-    """Do admission policies bind this pod's token? `excess` is what it may write that it should not, or why that is unknown."""
+    """Checks that admission policies bind this pod's token. `excess`: what more it may write, or why that is unknown."""
     if isinstance(excess, str):
         yield fine(f"What this pod's token may write is not known: {excess}.")
     elif excess:
@@ -299,7 +299,7 @@ def policies(excess: Sequence[str] | str) -> Iterator[Finding]:
 
 
 def selinux(patient: Patient) -> Iterator[Finding]:
-    """Would SELinux keep a container from the kubelet's sockets?"""
+    """Checks that SELinux does not keep a container from the kubelet's sockets."""
     enforce = patient.config.host.local(HostPath("/sys/fs/selinux/enforce"))
     try:
         enforcing = enforce.read_text().strip() == "1"
@@ -317,7 +317,7 @@ def selinux(patient: Patient) -> Iterator[Finding]:
 
 
 def events(patient: Patient) -> Iterator[Finding]:
-    """Do the kernel's hot-plug events reach this process?"""
+    """Checks that the kernel's hot-plug events reach this process."""
     mode = patient.config.agent.uevents
     if mode == "off":
         resync = patient.config.agent.resync
@@ -342,7 +342,7 @@ def events(patient: Patient) -> Iterator[Finding]:
 
 
 def network(patient: Patient) -> Iterator[Finding]:
-    """Do events that belong to a network namespace reach this process, where a backend needs them?"""
+    """Checks that events that belong to a network namespace reach this process, where a backend needs them."""
     wanting = sorted(patient.backends() & _TAGGED)
     same = _is_hosts_network(patient)
     if same is None and wanting:
@@ -363,7 +363,7 @@ def network(patient: Patient) -> Iterator[Finding]:
 
 
 def _is_hosts_network(patient: Patient) -> bool | None:
-    """Is this the host's network namespace? None if its /proc is not the host's; yes without the right to look there."""
+    """Whether this is the host's network namespace. None if /proc is not the host's; True without the right to look."""
     first = patient.config.host.local(HostPath("/proc/1/ns"))
     try:
         known = str((first / "pid").readlink()) == _FIRST_PIDS  # a container's own /proc has its own process 1
@@ -374,7 +374,7 @@ def _is_hosts_network(patient: Patient) -> bool | None:
 
 
 def boot(patient: Patient) -> Iterator[Finding]:
-    """Does Fairlead come before the kubelet when the node boots?"""
+    """Says whether Fairlead comes before the kubelet when the node boots: as a service it may, as a pod it does not."""
     try:
         is_on_node = str((patient.proc / "self/ns/pid").readlink()) == _FIRST_PIDS
     except OSError:
@@ -389,7 +389,7 @@ def boot(patient: Patient) -> Iterator[Finding]:
 
 
 def inotify(_patient: Patient) -> Iterator[Finding]:
-    """Is there an inotify instance left for this user?"""
+    """Checks that an inotify instance is left for this user."""
     try:
         Inotify().close()
     except OSError as error:

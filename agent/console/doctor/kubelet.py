@@ -37,7 +37,7 @@ _DEVICE_MANAGER: Final = "DevicePlugins has been on in every kubelet since 1.10"
 
 
 def plugin_directory(patient: Patient) -> Iterator[Finding]:
-    """Is the plugin directory there, and can sockets be made in it?"""
+    """Checks that the plugin directory is there, and sockets can be made in it."""
     directory = patient.config.agent.plugin_dir
     try:
         mode = directory.stat().st_mode
@@ -62,7 +62,7 @@ def plugin_directory(patient: Patient) -> Iterator[Finding]:
 
 
 def kubelet_socket(patient: Patient) -> Iterator[Finding]:
-    """Does a kubelet answer at its registration socket?"""
+    """Checks that a kubelet answers at its registration socket."""
     directory = patient.config.agent.plugin_dir
     path = directory / "kubelet.sock"
     mend = f"Start the kubelet, and look whether it uses this directory; {_DEVICE_MANAGER}."
@@ -72,7 +72,7 @@ def kubelet_socket(patient: Patient) -> Iterator[Finding]:
 
 
 def podresources(patient: Patient) -> Iterator[Finding]:
-    """Does the kubelet say which pods hold what?"""
+    """Checks that the kubelet says which pods hold what."""
     path = patient.config.agent.pod_resources
     mend = (
         "Mount the host's pod-resources directory, or set agent.kubelet_root to the kubelet's --root-dir "
@@ -83,7 +83,7 @@ def podresources(patient: Patient) -> Iterator[Finding]:
 
 
 def checkpoint(patient: Patient) -> Iterator[Finding]:
-    """Can the kubelet's own record of what pods hold be read?"""
+    """Checks that the kubelet's own record of what pods hold can be read."""
     file = patient.config.agent.plugin_dir / FILE_NAME
     try:
         with files.opened(file, follow=False) as (opened, _):
@@ -103,7 +103,7 @@ def checkpoint(patient: Patient) -> Iterator[Finding]:
 
 
 def agent(patient: Patient) -> Iterator[Finding]:
-    """Does a Fairlead run on this plugin directory?"""
+    """Checks that a Fairlead runs on this plugin directory."""
     directory = patient.config.agent.plugin_dir
     lock = directory / SOCKET_DIRECTORY / "lock"
     try:
@@ -124,7 +124,7 @@ def agent(patient: Patient) -> Iterator[Finding]:
 
 
 def _connection(path: Path, consequence: str, mend: str) -> Finding:
-    """Does somebody answer at this socket?"""
+    """What a connection to this socket finds: a process that answers, or a failure with `consequence`."""
     if path.is_symlink():
         return failure(f"{path} is a symbolic link and not followed: {consequence}.", "Remove it. " + mend)
     if not path.exists():
@@ -152,7 +152,7 @@ MEND: Final = REASONS["overtaken"].do
 
 
 def other_plugins(patient: Patient) -> Iterator[Finding]:
-    """Does another plugin serve beside us, under a name like that of a resource of ours?"""
+    """Warns of another plugin that serves beside us, under a name like that of a resource of ours."""
     directory = patient.config.agent.plugin_dir
     others = sorted(name for name in other_sockets(directory) if listens(directory / name))
     resources = [resource.name for resource in patient.config.resources]
@@ -160,7 +160,7 @@ def other_plugins(patient: Patient) -> Iterator[Finding]:
     for resource, names in alike.items():
         yield warning(
             f"{', '.join(names)}, beside the kubelet's socket, may be another plugin for {resource}: the kubelet listens "
-            "to whoever registered last.",
+            "to the one that registered last.",
             MEND,
         )
     if not alike:
@@ -198,7 +198,7 @@ def taken_over(different: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _is_like(socket_name: str, resource: str) -> bool:
-    """Does it have the resource's own name as a word, as in `nvidia-gpu.sock`, or one that the template could give?"""
+    """Whether the resource's own name is a word of it, as in `nvidia-gpu.sock`, or one that the template could give."""
     if not is_distinctive(resource):
         return False
     word = ".+".join(map(re.escape, PLACEHOLDER.split(resource.rpartition("/")[2])[::2]))
@@ -279,7 +279,7 @@ def _held_twice(said: Status) -> Iterator[Finding]:
             yield warning(about, f"Delete that pod, or, if no pod has it: fairlead undrain {device.ids[0]}.")
 
 
-# --- does it answer over HTTP? ---
+# --- what answers over HTTP ---
 
 
 _READS: Final = 8  # what is ours says so in the first two: headers, and the first metric
@@ -287,7 +287,7 @@ _OURS: Final = b"fairlead_build_info"
 
 
 def http(patient: Patient) -> Iterator[Finding]:
-    """Is it Fairlead that answers at [http] listen?"""
+    """Checks that Fairlead is what answers at [http] listen."""
     listen = patient.config.http.listen
     if not patient.config.http.is_on:
         yield fine("It is off.")

@@ -113,11 +113,11 @@ class Face:
         return Whole(await self._json.get(), media_type="application/json")
 
     async def healthz(self, _request: Request) -> Response:
-        """Is the daemon itself well? That it answers is half of it."""
+        """Whether the daemon itself is well. That it answers is half of it."""
         return await self._probe("live")
 
     async def readyz(self, _request: Request) -> Response:
-        """Is the node served, by this one or, while it stands by, by another?"""
+        """Whether the node is served, by this daemon or, while it stands by, by another."""
         return await self._probe("ready")
 
     async def _probe(self, what: str) -> Response:

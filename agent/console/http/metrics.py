@@ -209,7 +209,7 @@ METRICS: Final = (
            _DEVICE, _device_healthy),
     Metric("fairlead_device_not_healthy", "gauge", "IDs of a device that is Degraded or Unhealthy, by the reason.",
            (*_DEVICE, "health", "reason"), _device_not_healthy),
-    Metric("fairlead_device_info", "gauge", "What a device is and where; a label is empty where nobody knows it.",
+    Metric("fairlead_device_info", "gauge", "What a device is and where; a label is empty where it is unknown.",
            (*_DEVICE, "backend", "numa_node", "hardware", "name", "model"), _device_info),
     Metric("fairlead_device_assigned", "gauge", "How many IDs of a device a container holds.",
            (*_DEVICE, "namespace", "pod", "container"), _device_assigned),

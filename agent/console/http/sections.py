@@ -20,7 +20,7 @@ _OPEN: Final = 4  # troubles; more of them are a line each, so that the devices 
 _TILES_NAMED: Final = 8  # of those that have one trouble
 _TILES_TOLD: Final = 3  # of those, with what each says
 _SENTENCES: Final = 5
-_ROWS: Final = 200  # of what is not offered: thousands would be a long step of the loop, and nobody reads them
+_ROWS: Final = 200  # of what is not offered: thousands would be a long step of the loop, and no reader wants them all
 _SPARSE: Final = 8  # more devices of a resource in one place stand closer together, with its name above
 
 _FRAMED: Final = "below one PCI bridge"

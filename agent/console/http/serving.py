@@ -168,7 +168,7 @@ class Hosts:
         self._names = frozenset(_folded(name) for name in names) - {""}
 
     def include(self, header: str) -> bool:
-        """Is this Host header one of ours?"""
+        """Whether this Host header is one of ours."""
         name = _folded(_PORT.sub("", header))
         return name == "localhost" or name.endswith(".localhost") or name in self._names or _is_address(name)
 
@@ -254,12 +254,12 @@ class Connection(H11Protocol):
 
     @property
     def asking(self) -> bool:
-        """Is its request still to come?"""
+        """Whether its request is still to come."""
         return self.cycle is None
 
     @property
     def stalled(self) -> bool:
-        """Has it not read its answer for a while?"""
+        """Whether it has not read its answer for a while."""
         return self.flow.write_paused and self.loop.time() - self._paused >= STALLED_AFTER
 
     # as uvicorn narrows it: of a socket, asyncio makes no other transport
@@ -360,7 +360,7 @@ class Reception:
             await asyncio.sleep(_PACE)
 
     def _make_room(self) -> bool:
-        """Is there room for one more, if need be in the place of the oldest that wastes its own?"""
+        """Make room for one more, if need be by cutting the oldest that wastes its place; returns whether there is room."""
         if len(self._present) < self._most:
             return True
         wasteful = [it for it in self._present if it.asking] or [it for it in self._present if it.stalled]

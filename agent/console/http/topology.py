@@ -52,7 +52,7 @@ class Tile(Struct, frozen=True):
 
     @property
     def missing(self) -> bool:
-        """Can no pod get it?"""
+        """Whether no pod can get it."""
         return self.worst.state == NOT_OFFERED
 
 

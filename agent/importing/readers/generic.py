@@ -45,11 +45,11 @@ class _Group(Struct, frozen=True):
     draft: DraftGroup
     remarks: tuple[Remark, ...]
     offered: bool
-    """Does it say what it said?"""
+    """Whether it says what the imported group said."""
 
 
 def is_it(document: Tree) -> bool:
-    """Has the document a list of devices?"""
+    """Whether the document has a list of devices."""
     if not isinstance(document, Table):
         return False
     is_alone = not document.values.keys() - {"devices", "device", *_SETTINGS}
@@ -316,7 +316,7 @@ def _who(place: _Place, path: Mapping[str, Any]) -> str | None:
 
 
 def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Do both take one node? Of two different globs that cannot be told."""
+    """Whether both take one node. Of two different globs that cannot be told."""
     if other.get("type") == "mount":
         return False
     ours, theirs = one["path"], other["path"]

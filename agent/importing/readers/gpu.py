@@ -72,7 +72,7 @@ _MONITORING: Final = {
 
 
 def is_intel(document: Tree) -> bool:
-    """Is the document the operator's resource?"""
+    """Whether the document is the operator's resource."""
     return text_at(document, "kind") == INTEL_KIND
 
 
@@ -207,7 +207,7 @@ _GKE: Final = "From GKE's GPU plugin. Names, IDs, nodes, mounts and what is refu
 
 
 def is_gke(document: Tree) -> bool:
-    """Has the document a key of the plugin's? XIDs as a text are those of its ConfigMap xid-config, which is environment."""
+    """Whether the document has a key of the plugin's. XIDs as text are those of its ConfigMap xid-config, an environment."""
     if not isinstance(document, Table):
         return False
     table = spelled(document, _KEYS).values

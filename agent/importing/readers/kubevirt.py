@@ -172,7 +172,7 @@ def _mediated(tables: Iterable[Table], beside: Table | None) -> Iterator[Part]:
 
 
 def _is_offered(fields: Fields, key: str, lacking: str) -> bool:
-    """Can a permitted device of KubeVirt's be offered? `lacking` is what is wrong with `key`, empty if nothing is."""
+    """Whether a permitted device of KubeVirt's can be offered. `lacking`: what is wrong with `key`, or empty."""
     name, disabled = fields.text("resourceName"), fields.flag("disabled")
     is_external = fields.flag("externalResourceProvider")
     fields.end()

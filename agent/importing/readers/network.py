@@ -63,7 +63,7 @@ _SELECTORS: Final = (*_LISTS, *_NUMBERED, *_FLAGS, "vdpaType", "auxTypes")
 
 
 def is_sriov(document: Tree) -> bool:
-    """Does the document have a list of resources?"""
+    """Whether the document has a list of resources."""
     return isinstance(document, Table) and isinstance(
         spelled(document, ("resourceList",)).values.get("resourceList"), Items
     )
@@ -92,7 +92,7 @@ class _Selection(Struct):
     tables: list[Value] = []
     options: dict[str, Value] = {}
     same: bool = True
-    """Does it select what it selected?"""
+    """Whether it selects what it selected in the imported file."""
 
 
 def _resource(entry: Table, prefix: str) -> Part:
@@ -207,7 +207,7 @@ _RDMA: Final = (
 
 
 def is_rdma(document: Tree) -> bool:
-    """Does the document have a list of pools?"""
+    """Whether the document has a list of pools."""
     return isinstance(document, Table) and isinstance(spelled(document, _RDMA_KEYS).values.get(_POOLS), Items)
 
 

@@ -13,7 +13,7 @@ from agent.importing.yaml_tree import Items, Scalar, Table, Tree, below, items_a
 
 _KEYS: Final = frozenset({"version", "flags", "resources", "sharing", "imex", "health"})
 SECTIONS: Final = frozenset({"flags", "sharing", "imex"})
-"""Keys that nothing but its configuration has."""
+"""Keys that only its configuration has."""
 _ELSEWHERE: Final = {
     **dict.fromkeys(
         ("renameByDefault", "failRequestsGreaterThanOne", "resources"), "below sharing.timeSlicing or sharing.mps"
@@ -70,7 +70,7 @@ _SOURCE: Final = (
 
 
 def is_it(document: Tree) -> bool:
-    """Is the document one of the plugin's?"""
+    """Whether the document is one of the plugin's."""
     if not isinstance(document, Table) or not document.values or document.values.keys() - _KEYS:
         return False
     return bool(document.values.keys() & SECTIONS) or text_at(document, "version") == "v1"
@@ -249,7 +249,7 @@ class _Sharing(Struct):
     """"timeSlicing" or "mps"."""
     suffix: str = ""
     one_only: bool | None = None
-    """Is a container that asks for several refused? None: as is usual with this kind."""
+    """Whether a container that asks for several is refused. None: as is usual with this kind."""
     mps: Mapping[str, Value] = field(default_factory=dict)
     """Options of what is shared by MPS."""
 

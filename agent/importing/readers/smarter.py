@@ -33,7 +33,7 @@ _SOURCE: Final = (
 
 
 def is_it(document: Tree) -> bool:
-    """Is the document a list of patterns?"""
+    """Whether the document is a list of patterns."""
     return isinstance(document, Items) and any(
         isinstance(item, Table) and "devicematch" in item.values for item in document.items
     )
@@ -179,7 +179,7 @@ def globs(expression: str) -> tuple[str, ...]:
 
 
 def is_understood(expression: str) -> bool:
-    """Do Go and our own `pattern` read the expression alike?"""
+    """Whether Go and our own `pattern` read the expression alike."""
     return _UNLIKE.search(expression) is None and complaint(expression) is None
 
 

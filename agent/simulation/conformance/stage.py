@@ -66,7 +66,7 @@ class Terms(Struct):
         state: directories where the plugin keeps what it remembers; they are emptied before each scenario, whose pods are others.
         respawn: start the plugin again when it ends by itself, as a DaemonSet does.
         known: the resources that the plugin has; the first scenario that starts it finds them.
-        is_tried: has a scenario started the plugin?
+        is_tried: whether a scenario has started the plugin.
         heading: is told which scenario a process is started for, before it is.
     """
 
@@ -207,7 +207,7 @@ class Stage:
         plugin.signal(number)
 
     async def ended(self, plugin: Plugin, seconds: float) -> bool:
-        """Wait until it has ended."""
+        """Wait until it has ended; False if it does not within these seconds."""
         with anyio.move_on_after(seconds):
             await plugin.ended()
             return True
@@ -245,7 +245,7 @@ class Stage:
         return f"{', '.join(name for name in resources if name not in self._listed)} was registered, and no list came"
 
     async def offered(self, seconds: float | None = None) -> bool:
-        """Wait until the kubelet has a stream of each resource, with a list that the kubelet has taken in."""
+        """Wait until the kubelet has a stream of each resource, and has taken in a list; False if not in time."""
         if known := self.terms.known:
             return await self.until(
                 lambda: all(self.kubelet.streams(it) and it in self._listed for it in known), seconds

@@ -88,7 +88,7 @@ class Ended(Struct, frozen=True):
     at: float
     code: int
     asked: bool
-    """Had the suite told it to?"""
+    """Whether the suite had told it to."""
     words: str = ""
     """What it printed last."""
 

@@ -89,7 +89,7 @@ class ZcryptKernel(Kernel):
         """Names of nodes that a container has open."""
         self.written: list[tuple[str, str]] = []
         self.makes_nodes = True
-        """Is the node in /dev as soon as it is made?"""
+        """Whether the node is in /dev as soon as it is made."""
         self._minor = 0
 
     @property

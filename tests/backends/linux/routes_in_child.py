@@ -23,7 +23,7 @@ OUR_ROUTES = Path("/proc/self/net/route")
 
 
 def asked(root: str, *, ours: bool = True, default: bool = True) -> list[str]:
-    """The interfaces; are we in the host's network namespace, or do we have no more than its file?"""
+    """The interfaces; `ours`: whether we are in the host's network namespace, or have no more than its file."""
     host = planted_host(Path(root))
     file = host.local(ROUTES)
     file.parent.mkdir(parents=True)

@@ -25,7 +25,7 @@ class MdevKernel(Kernel):
         """Paths of nodes that a virtual machine has open."""
         self.written: list[tuple[str, str]] = []
         self.grouped = True
-        """Does a vfio driver take what is made?"""
+        """Whether a vfio driver takes what is made."""
         self._groups = 70
 
     @property

@@ -42,7 +42,7 @@ class ActingKernel(Kernel):
         self.crash_at = crash_at
         """The write after which the process ends, from 0."""
         self.used = False
-        """Does a virtual machine take the first function as soon as it is there?"""
+        """Whether a virtual machine takes the first function as soon as it is there."""
         self.refused = False
         self.written: list[tuple[str, str]] = []
 

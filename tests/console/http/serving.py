@@ -106,6 +106,6 @@ def free_port() -> int:
 
 
 def is_listening(port: int) -> bool:
-    """Does anybody listen there?"""
+    """Whether any process listens there."""
     line = f" 0100007F:{port:04X} 00000000:0000 0A "  # proc(5), /proc/net/tcp: LISTEN
     return line in Path("/proc/net/tcp").read_text()

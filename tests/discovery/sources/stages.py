@@ -38,16 +38,16 @@ class Stage:
     """A source, and the names of what it told of; `RESYNC` where it asked for a look at everything."""
 
     isolated: ClassVar = True
-    """Does it need a network of its own?"""
+    """Whether it needs a network of its own."""
     needs: ClassVar[tuple[str, ...]] = ()
     many: ClassVar = 0
     """Changes that come at once and are all kept."""
     too_many: ClassVar = 0
     """Changes at once of which the kernel drops some, where its buffer is small."""
     remembers: ClassVar = False
-    """Does it tell what came before that was wanted?"""
+    """Whether it tells what came before that was wanted."""
     forges: ClassVar = True
-    """Can others than the kernel send what it reads?"""
+    """Whether others than the kernel can send what it reads."""
 
     def __init__(self, directory: Path, *, small: bool = False) -> None:
         self.directory, self.small = directory, small

@@ -26,7 +26,7 @@ class Told:
         self._path = sentinel
 
     async def changed(self) -> bool:
-        """Was anything told since the last question? Another watch's event tells that the kernel has said all."""
+        """Whether anything was told since the last call. Another watch's event tells that the kernel has said all."""
         self._sentinel_seen.clear()
         self._path.touch()
         self._path.unlink()

@@ -286,7 +286,7 @@ async def test_a_backend_that_is_removed_leaves_nothing_but_what_pods_hold(node:
 
 
 def threads_of(backend: str, agent: AgentProcess) -> bool:
-    """Are there any, as far as it has told when it was asked last? It is asked again."""
+    """Whether there are any, as far as it has told when it was asked last. It is asked again."""
     agent.signal(signal.SIGTTOU)
     names = [line["names"] for line in agent.said("threads")] or [[backend]]
     return any(name.startswith(backend) for name in names[-1])

@@ -57,7 +57,7 @@ class Conversation(RuleBasedStateMachine):
         self.client.initiate_connection()
         self.server = ServerConnection()
         self.asking: list[int] = []  # streams that the client has not ended
-        self.answering: dict[int, bool] = {}  # streams that the server has not ended: has it sent headers?
+        self.answering: dict[int, bool] = {}  # streams that the server has not ended: whether it has sent headers
         self.sent: defaultdict[tuple[str, int], bytes] = defaultdict(bytes)
         self.heard: defaultdict[tuple[str, int], bytes] = defaultdict(bytes)
         self.told: defaultdict[str, list[tuple[object, ...]]] = defaultdict(list)  # each by who is to understand it

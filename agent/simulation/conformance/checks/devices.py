@@ -62,7 +62,7 @@ def unplug_is_told(t: Timeline) -> str:
 
 @check(going, "A3")
 def unplug_leaves_others(t: Timeline) -> str:
-    """Each message is a full replacement: whoever is not in it is gone, and cannot be given to pods."""
+    """Each message is a full replacement: a device that is not in it is gone, and cannot be given to pods."""
     gone, after = _gone(t), t.since(UNPLUG).health()
     kept = _healthy(t.until(UNPLUG)) - gone
     for one in after:
