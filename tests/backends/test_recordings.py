@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from agent.simulation.api_server import check
 from backends.base import Host, Resource, ResourceSpec
 from backends.infiniband import InfiniBand, InfiniBandOptions
 from backends.linux import iommu
-from tests.backends.trees import HOST, recorded_host
+from tests.backends.trees import HOST, large_tree, recorded_host
 from tests.needs import CORPUS
 
 MANIFEST: Final = CORPUS / "manifest.tsv"
@@ -174,11 +173,10 @@ class Machine:
 
 
 @pytest.fixture(scope="module", params=recorded())
-def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
     """Each in turn; to unpack one takes many times as long as all that is asked of it."""
-    root = tmp_path_factory.mktemp("m")
-    yield Machine.recorded(request.param, root)
-    shutil.rmtree(root)
+    with large_tree() as root:
+        yield Machine.recorded(request.param, Path(root))
 
 
 def test_what_is_suggested_for_a_recorded_machine_is_valid(machine: Machine) -> None:

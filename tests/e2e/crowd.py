@@ -16,8 +16,11 @@ _AT_ONCE: Final = """
 from agent.claims import ledger
 from agent.kubelet import pod_claims
 ledger.REWRITE_AFTER = pod_claims._AFTER_ALLOCATE = pod_claims._WHILE_ENDING = 0.05
+pod_claims.IDLE = 5.0
 """
-"""What pods hold is asked for once there is something to learn. All the time would hold up each list, where all is counted."""
+"""What pods hold is asked for once there is something to learn. All the time would hold up each list, where all is counted.
+
+Where the agent was just asking when the pods ended, the minute that passes comes too early for it: it asks again after `IDLE`."""
 _RENAMED: Final = "fl.test/renamed"
 
 

@@ -246,6 +246,7 @@ async def test_nonsense_for_edits_is_refused(house: House, answer: object) -> No
     assert "the backend toy failed" in await house.refusal("a")
 
 
+@pytest.mark.usefixtures("seldom_looks")
 async def test_a_claim_that_hangs_is_given_up_at_its_deadline_and_does_nothing_late() -> None:
     house, let_go = House(Claiming), threading.Event()
     house.backend.on_claim = let_go.wait
@@ -261,6 +262,7 @@ async def test_a_claim_that_hangs_is_given_up_at_its_deadline_and_does_nothing_l
     house.jobs.close()
 
 
+@pytest.mark.usefixtures("seldom_looks")
 async def test_when_every_thread_hangs_it_is_refused_at_once() -> None:
     house, let_go = House(Claiming), threading.Event()
     for key in "defg":
@@ -293,6 +295,7 @@ async def test_what_needs_no_claim_waits_for_a_release_of_its_hardware_too(house
     assert house.looked == [{"a"}], "it may be another device now"
 
 
+@pytest.mark.usefixtures("seldom_looks")
 async def test_a_release_that_hangs_refuses_the_pods_that_want_its_hardware() -> None:
     house = House(Claiming)
     async with house.turns.take({"toy:a"}):
@@ -315,6 +318,7 @@ async def test_nothing_is_looked_at_where_nothing_was_claimed(house: House) -> N
     assert house.looked == []
 
 
+@pytest.mark.usefixtures("seldom_looks")
 async def test_a_device_that_cannot_be_looked_at_after_its_claim_is_refused_in_time() -> None:
     house = House(Claiming)
     house.on_look = asyncio.Event().wait

@@ -292,6 +292,7 @@ async def test_a_resource_that_retires_lets_its_containers_start(house: House) -
     assert house.asked == []
 
 
+@pytest.mark.usefixtures("seldom_looks")
 async def test_a_look_that_hangs_is_answered_in_time(house: House) -> None:
     house.on_look = asyncio.Event().wait
     hangs = await at_once(house.refusal("a"))
@@ -396,6 +397,7 @@ async def test_a_claim_that_begins_while_the_reset_waits_prevents_it(resetting: 
         await waits
 
 
+@pytest.mark.usefixtures("seldom_looks")
 async def test_a_reset_that_hangs_costs_one_thread_and_is_answered_in_time(resetting: House) -> None:
     let_go = threading.Event()
     resetting.backend.on_prepare = lambda: let_go.wait() and ()
