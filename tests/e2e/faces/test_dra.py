@@ -17,8 +17,10 @@ from tests.wait import until
 
 OTHER = "fl.test/other"
 IMPATIENT = """
+from agent.dra import preparation
 from agent.kubernetes import api
 api._FIRST_PAUSE = api._LONGEST_PAUSE = 0.02
+preparation._COLLECT_AGAIN = 0.2
 """
 
 
@@ -179,6 +181,7 @@ async def test_what_a_pod_has_by_a_claim_is_offered_by_no_device_plugin_though_o
         node.mknod("w1")
         await node.registered(WIDGET)
         assert node.kubelet.resources[WIDGET].healthy == {"w2"}
+        await until(lambda: node.kubelet.drivers.connected("fairlead.dev"))
         await node.kubelet.drivers.end("mine")
         await until(lambda: node.kubelet.resources[WIDGET].healthy == {"w1", "w2"})
 
