@@ -293,7 +293,7 @@ class ConfigurationSwap(Struct):
             self.node.cdi.changed(self.node.inventory.names())
         else:
             self.config = change.difference.config
-        self.adopter.anew.set()
+        self.adopter.due.set()
 
     async def _move(self, change: Change) -> None:
         """Build the second house, and move in."""
@@ -327,7 +327,8 @@ class ConfigurationSwap(Struct):
         workers = Workers("reload", 1)
         try:
             with anyio.fail_after(DECISION_DEADLINE):
-                await workers.start(self._known(inventory, every))
+                for _ in range(2):  # and what thousands of devices did meanwhile, so that little is left for the loop
+                    await workers.start(self._known(inventory, every))
         finally:
             workers.close()
         return inventory

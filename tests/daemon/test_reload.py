@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
+from unittest.mock import MagicMock
 
 import anyio
 import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from agent.config import load
+from agent.config import compare, load
 from agent.console.control import RefusedError
 from agent.console.views import Reloaded
 from agent.daemon import reload
 from agent.daemon.reload import Change, ConfigurationSwap, Reloader
 from agent.daemon.serving import Serving
+from agent.inventory.inventory import Inventory
+from agent.model import Held, SlotKey
 from agent.runtime.watchdog import Notifier
 from tests.background import running
 from tests.wait import PATIENCE, limit, pass_time, settled, until
@@ -297,3 +300,30 @@ async def test_a_file_that_changes_all_the_time_is_read_all_the_same(
         await until(lambda: house.applied)
         tasks.cancel_scope.cancel()
     assert house.applied[0].difference.added == (B,)
+
+
+async def test_what_pods_get_while_a_reload_is_decided_is_decided_beside_the_loop_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, inventory, left = tmp_path / "config.toml", Inventory([], {}), list[tuple[bool, int]]()
+    file.write_text("")
+    before = load(file)
+    file.write_text(STUB.format(name=A))
+    learn = Inventory.learn
+
+    def learn_and_see(it: Inventory, units: Any, links: Any, health: Any, claims: Mapping[SlotKey, Held]) -> None:
+        left.append((threading.current_thread() is threading.main_thread(), len(claims) - len(it.told()[1])))
+        learn(it, units, links, health, claims)
+        if len(left) == 1:
+            inventory.claim([Held(A, f"x{n}", "stub", frozenset()) for n in range(1000)])
+
+    @asynccontextmanager
+    async def on_trial(*_: object) -> AsyncIterator[Mapping[str, object]]:
+        yield {}
+
+    monkeypatch.setattr(Inventory, "learn", learn_and_see)
+    parts: dict[str, Any] = {name: MagicMock() for name in ConfigurationSwap.__struct_fields__}
+    parts |= {"config": before, "node": MagicMock(inventory=inventory)}
+    swap = ConfigurationSwap(**parts | {"discovery": MagicMock(on_trial=on_trial, discoverers={})})
+    await swap.apply(Change(compare(before, load(file)), {}))
+    assert left == [(False, 0), (False, 1000), (True, 0)]
