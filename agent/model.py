@@ -42,7 +42,7 @@ class Health(Struct, frozen=True):
         """What it is while a pod holds the hardware."""
         return self.while_held or self
 
-    def says_what(self, other: Health) -> bool:
+    def says_same(self, other: Health) -> bool:
         """Whether it says the same as another; the times may differ."""
         if self is other:
             return True

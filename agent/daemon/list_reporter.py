@@ -84,7 +84,7 @@ class ListReporter:
         for it in in_force:
             if it.template and it.name not in known:
                 log.info("resource-named", resource=it.name, backend=it.spec.backend, template=it.template)
-                self._adopter.anew.set()
+                self._adopter.due.set()
 
     def _tell(self) -> None:
         """Tell what the kubelet has been told by now."""
@@ -331,7 +331,7 @@ async def transitions(before: Mapping[str, Slot], after: Snapshot, why: Why) -> 
 def of_id(resource: str, device_id: str, old: Slot | None, new: Slot | None, why: Why) -> Transition | None:
     """What happened to one ID, if anything."""
     was, now = (it.health if it else None for it in (old, new))
-    if was is now or (was is not None and now is not None and was.says_what(now)):
+    if was is now or (was is not None and now is not None and was.says_same(now)):
         return None
     slot = new or old
     what = _said_of(now) if now else _left(old, why)

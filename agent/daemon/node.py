@@ -173,7 +173,7 @@ class Node:
             changes.units,
             now,
             beside=changes.beside,
-            anew=changes.by_reload,
+            by_another=changes.by_reload,
             ours=self.turns.have_effects,
         )
         if health := found | self.health.probed(changes.backend, changes.signals, now):

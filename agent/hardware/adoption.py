@@ -57,13 +57,13 @@ class Adopter:
         self._backends, self._inventory = backends, inventory
         self._reconciler, self._discovery = reconciler, discovery
         self._devices: dict[SlotKey, Device] = {}  # those in the lists, adopted or being adopted
-        self.anew = Doorbell()
+        self.due = Doorbell()
         """Set when other resources are in force."""
 
     async def run(self) -> None:
         """Adopt for all resources whenever others are in force, until cancelled."""
         while True:
-            await self.anew.rung()
+            await self.due.rung()
             await self.adopt_what_is_new()
 
     async def adopt_what_is_new(self) -> None:
@@ -75,10 +75,10 @@ class Adopter:
         """Take these as the resources in force, and adopt all devices of those that are new or have changed."""
         before = self._wanting
         self._wanting = {r.name: r for r in resources if _adopts(self._backends[r.spec.backend], r)}
-        anew = {name for name, resource in self._wanting.items() if resource != before.get(name)}
-        for slot in [slot for slot in self._devices if slot[0] not in self._wanting or slot[0] in anew]:
+        others = {name for name, resource in self._wanting.items() if resource != before.get(name)}
+        for slot in [slot for slot in self._devices if slot[0] not in self._wanting or slot[0] in others]:
             self._note(slot, None)
-        for name in anew:
+        for name in others:
             for device_id, listed in self._inventory.slots(name).items():
                 self._note((name, device_id), listed.device)
 

@@ -100,7 +100,7 @@ class HealthBook:
         now: float,
         *,
         beside: Mapping[str, Sequence[Device]] = MappingProxyType({}),
-        anew: bool = False,
+        by_another: bool = False,
         ours: Callable[[], bool] = lambda: False,
     ) -> dict[str, Health]:
         """These units of a backend were looked at and hold exactly these devices, with these bindings.
@@ -113,11 +113,11 @@ class HealthBook:
             units: those that differ from before.
             now: monotonic seconds.
             beside: what else is there in these units, and is not to be had: it has not gone.
-            anew: another instance of the backend looks, or none does: what it does not show has not gone.
+            by_another: another instance of the backend looks, or none does: what it does not show has not gone.
             ours: whether we act on hardware, which may be why it goes and comes.
         """
         touched: set[str] = set()
-        if anew:
+        if by_another:
             self._presence.forget(backend)
         for unit, devices in units.items():
             source = backend, unit
@@ -309,7 +309,7 @@ class HealthBook:
             known = self.of(name)
             before, failed = self._before.setdefault(name, (known, name in self._failing))
             after = self._judge_one(name, before, now, failed=failed)
-            if known.says_what(after):
+            if known.says_same(after):
                 continue
             changes[name] = after
             if after is HEALTHY:
@@ -433,7 +433,7 @@ def compose(causes: Causes, before: Health, now: float, offset: float) -> Health
     if not any(it.signal.unless_held for it in causes.said):
         return health
     held = _dated(_overruled(causes, causes.while_held(now)), before.to_holder, now, ours)
-    return health if health.says_what(held) else replace(health, while_held=held)
+    return health if health.says_same(held) else replace(health, while_held=held)
 
 
 def _overruled(causes: Causes, own: Health) -> Health:

@@ -57,7 +57,7 @@ class Listing:
             if health is not now or (before is not None and before.health is not was):
                 was, now = before.health if before is not None else HEALTHY, health
                 is_undated = not now.since and now is not HEALTHY
-                is_same = was is now or (was.says_what(now) if is_undated else was == now)
+                is_same = was is now or (was.says_same(now) if is_undated else was == now)
             if before is not None and is_same and (before.device is slot.device or before.device == slot.device):
                 continue
             slots[device_id] = slot
@@ -115,7 +115,7 @@ class Listing:
             before = self._listed[device_id].health
             if health is not last or before is not was:
                 last, was = health, before
-                if before.says_what(health):
+                if before.says_same(health):
                     told = before
                 elif (known := dated.get(health)) is not None:
                     told = known

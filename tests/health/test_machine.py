@@ -55,7 +55,7 @@ class Machine(RuleBasedStateMachine):
 
     def take(self, changes: dict[str, Health]) -> None:
         for hardware, health in changes.items():
-            assert not self.told.get(hardware, HEALTHY).says_what(health)
+            assert not self.told.get(hardware, HEALTHY).says_same(health)
         self.told |= changes
 
     # --- what happens ---
@@ -108,15 +108,15 @@ class Machine(RuleBasedStateMachine):
     @rule(
         bindings=st.dictionaries(some_hardware, st.sampled_from(["", "one", "two"]), min_size=1),
         gone=st.booleans(),
-        anew=st.booleans(),
+        by_another=st.booleans(),
         ours=st.booleans(),
     )
-    def devices_are_found(self, bindings: dict[str, str], gone: bool, anew: bool, ours: bool) -> None:
+    def devices_are_found(self, bindings: dict[str, str], gone: bool, by_another: bool, ours: bool) -> None:
         units = {h: [] if gone else [bound(binding, h)] for h, binding in bindings.items()}
-        self.take(self.whole.found("fake", units, self.now, anew=anew, ours=lambda: ours))
+        self.take(self.whole.found("fake", units, self.now, by_another=by_another, ours=lambda: ours))
         for unit, devices in units.items():
-            self.pieces.found("fake", {unit: devices}, self.now, anew=anew, ours=lambda: ours)
-            anew = False  # one exchange has been told once
+            self.pieces.found("fake", {unit: devices}, self.now, by_another=by_another, ours=lambda: ours)
+            by_another = False  # one exchange has been told once
 
     @rule(times=st.integers(1, 6), hardware=some)
     def it_comes_and_goes(self, times: int, hardware: Iterable[str]) -> None:
@@ -124,7 +124,7 @@ class Machine(RuleBasedStateMachine):
             for gone in (False, True):
                 self.now += 1.0
                 self._ripen()
-                self.devices_are_found(dict.fromkeys(hardware, ""), gone, anew=False, ours=False)
+                self.devices_are_found(dict.fromkeys(hardware, ""), gone, by_another=False, ours=False)
 
     @rule(by=st.sampled_from(list(Clears)), hardware=some)
     def something_clears(self, by: Clears, hardware: Iterable[str]) -> None:

@@ -171,13 +171,13 @@ def test_what_goes_or_comes_while_we_act_is_our_doing(book: HealthBook) -> None:
 
 def test_what_another_instance_of_a_backend_does_not_look_for_has_not_gone(book: HealthBook) -> None:
     for n in range(50):
-        book.found("fake", {"card": [card()] if n % 2 else []}, float(n), anew=True)
+        book.found("fake", {"card": [card()] if n % 2 else []}, float(n), by_another=True)
     assert book.of(CARD) is HEALTHY
 
 
 def test_what_an_instance_did_not_find_at_once_has_not_gone_and_what_it_saw_go_has(book: HealthBook) -> None:
     for n in range(50):
-        book.found("fake", {}, 2.0 * n, anew=True)
+        book.found("fake", {}, 2.0 * n, by_another=True)
         see(book, 2.0 * n + 1, *([card()] if n % 2 else []))
     assert book.of(CARD) is HEALTHY
     comes_back(book, FAILURES, 200.0)
@@ -187,7 +187,7 @@ def test_what_an_instance_did_not_find_at_once_has_not_gone_and_what_it_saw_go_h
 def test_one_backends_change_of_instance_makes_nothing_gone_that_another_sees(book: HealthBook) -> None:
     see(book, 0.0, card(), backend="vfio")
     see(book, 0.0, card())
-    book.found("fake", {"card": []}, 1.0, anew=True)
+    book.found("fake", {"card": []}, 1.0, by_another=True)
     for n in range(FAILURES):
         see(book, 2.0 * n + 2, backend="vfio")
         see(book, 2.0 * n + 3, card(), backend="vfio")
@@ -196,7 +196,7 @@ def test_one_backends_change_of_instance_makes_nothing_gone_that_another_sees(bo
 
 def test_what_another_instance_sees_as_before_is_there(book: HealthBook) -> None:
     see(book, 0.0, card(unusable="it is bound to vfio-pci"))
-    book.found("fake", {}, 1.0, anew=True)  # it found nothing that differs
+    book.found("fake", {}, 1.0, by_another=True)  # it found nothing that differs
     for n in range(50):
         see(book, 2.0 * n + 2, card(), backend="vfio")
         see(book, 2.0 * n + 3, backend="vfio")
