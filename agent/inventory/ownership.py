@@ -135,13 +135,17 @@ def decide(
 
     # 6. An ID that a pod holds and no device has
     def listed_for_its_pod(claim: Held, same: Sequence[Found]) -> tuple[Device | None, Health]:
+        by_place = bool(claim.place) and owns_its_place(claim)
+        needs = claim.place if by_place else claim.hardware
+
+        def are_whole(those: Iterable[Found]) -> bool:
+            has = frozenset[str]().union(*(it.device.place if by_place else it.device.hardware for it in those))
+            return bool(needs) and needs <= has
+
         there = [it for it in same if it in placed and placed[it].resource == claim.resource]
-        needs, has = claim.hardware, frozenset[str]().union(*(it.device.hardware for it in there))
-        if claim.place and owns_its_place(claim):
-            needs, has = claim.place, frozenset[str]().union(*(it.device.place for it in there))
         # 6a. has the device that the pod was given, while all of it is there and in the claim's resource: the pod may start
         # again, survive a reboot, and counts once for the scheduler. It takes the place of an ID that is kept back.
-        if needs and needs <= has:
+        if are_whole(there):
             first = max(there, key=lambda it: len(it.device.hardware & claim.hardware))
             if not crowded.isdisjoint(there):
                 return first.device, CROWDED
@@ -151,10 +155,15 @@ def decide(
         # 6b. is a tombstone of a resource that is configured no more,
         if claim.resource not in selection.resources:
             return None, retired(claim.resource)
-        # 6c. of hardware that is there and cannot be used,
-        if whys := [it.device.unusable for it in given_to(claim, at) if it.device.unusable and _share(claim, it)]:
+        # 6c. of hardware that is there and cannot be used (another stick at its port is known by its identity; what a GPU is
+        # called, only its driver tells),
+        unfit = [it for it in given_to(claim, at) if it.device.unusable and _share(claim, it)]
+        if whys := [it.device.unusable for it in unfit if it in same or not claim.place]:
             return None, unusable(whys[0])
-        # 6d. or of hardware that is gone, or was never known.
+        # 6d. of hardware that is there, and that no resource takes any more,
+        if are_whole(it for it in same if it not in placed):
+            return None, unusable(f"{claim.resource} does not take it any more")
+        # 6e. or of hardware that is gone, or was never known.
         return None, HELD_AND_GONE if claim.hardware else UNMAPPED
 
     for claim, same, ids in given.without_owner:
@@ -183,14 +192,9 @@ def _located(
     wrong_with: Callable[[Held, Found], Health | None],
     is_for_one: Callable[[Found], bool],
 ) -> _Located:
-    """Find what each pod was given. A thousand tokens of one device are alike, and judged once.
+    """Find what each pod was given; `at` has the devices by hardware and place.
 
-    Args:
-        held: what pods hold.
-        at: hardware or place → the devices there.
-        outcome: which resource has each device, and which device each ID.
-        wrong_with: why a pod's slot is Unhealthy, whose ID is this device's now.
-        is_for_one: whether only one pod at a time may have a device.
+    A thousand tokens of one device are alike, and judged once.
     """
     given = _Located({}, defaultdict(list), defaultdict(list), [])
     for alike in held.alike() if held.by_slot else ():

@@ -30,7 +30,7 @@ from agent.discovery import backend_answers
 from agent.discovery.backend_answers import ask
 from agent.hardware.jobs import Job, Jobs, Kind, broken
 from agent.inventory.inventory import Inventory
-from agent.inventory.ownership import condition
+from agent.inventory.ownership import HELD_AND_GONE, condition
 from agent.kubelet import wire
 from agent.kubelet.wire import PreferredRequest
 from agent.model import REPLACED, Health, Held, Slot, SlotKey, State
@@ -461,8 +461,10 @@ class Starter:
             AllocationRefused: it is gone, or another one is in its place.
         """
         found = self._inventory.slot(*slot)
-        if found is None or found.device is None:
+        if found is None or found.health.reason == HELD_AND_GONE.reason:
             raise _refusal(slot, "is not on this node: it is gone", "is back")
+        if found.device is None:
+            raise _refusal(slot, f"cannot be used now: {found.health.message}", "can be used")
         if found.health.reason in REPLACED:
             raise _refusal(slot, f"is not what the pod was given: {found.health.message}", "is back")
         return found.device

@@ -192,7 +192,8 @@ class Nvidia(Vendor):
 
     def probe(self, device: Device) -> Iterator[Signal]:
         """Signals if its MPS control daemon is not ready, or if it is drained, and so gone for NVIDIA's library."""
-        yield from nvidia_edits.mps_signals(self.host, self._resources, device, min(device.hardware))
+        if not device.unusable:  # another driver's, say vfio-pci's: its `vfio` resource needs no MPS
+            yield from nvidia_edits.mps_signals(self.host, self._resources, device, min(device.hardware))
         whole = f"pci:{device.unit}"
         if whole in device.hardware and device.unit in self._drained():
             yield Signal(whole, "nvidia-drained", Verdict.NOW, f"nvidia-smi drain has taken {device.unit} out of use")

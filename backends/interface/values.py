@@ -109,8 +109,8 @@ class Discovery(Struct, frozen=True, gc=False):
     links: tuple[Link, ...] = ()
     problems: tuple[Problem, ...] = ()
     beside: tuple[Device, ...] = ()
-    """Devices that no resource selects and no list shows. They are named where a selector matches nothing, and explained
-    if asked for."""
+    """Devices that are there and that no list shows, selected or not. They are named where a selector matches nothing, and
+    explained if asked for."""
     settles: float = 0.0
     """Seconds after which the unit is to be looked at again, though no event comes: it may lack something, but only for now.
     0: it lacks nothing, or what it lacks is a problem."""

@@ -71,8 +71,8 @@ def _taken(host: Host, seen: Seen, resources: Sequence[SriovResource]) -> tuple[
             else _offered(host, seen, it)
             for it in might
         )
-    is_part_of_a_card = bool(seen.device.depends)
-    return (replace(seen.device, resource=resources[0].configured),) if is_part_of_a_card else ()
+    is_virtual = bool(seen.device.depends)
+    return (seen.device,) if is_virtual else ()  # of no resource: each tells why it refuses it
 
 
 def _lacks(seen: Seen, resource: SriovResource) -> str:

@@ -59,11 +59,16 @@ def _unselected(unit: str, group: Group) -> Discovery:
 
 def _plain(unit: str, group: Group, function: pci.Function) -> Device:
     """A function as selectors see it."""
-    hardware = frozenset(it.hardware for it in group.functions)
-    attributes = function.attributes()
+    hardware, attributes = frozenset(it.hardware for it in group.functions), _attributes(group, function)
     return Device(
         function.address, unit, hardware, identity=function.ids, bindings=group.bindings, attributes=attributes
     )
+
+
+def _attributes(group: Group, function: pci.Function) -> dict[str, tuple[str, ...]]:
+    """The attributes of a function of a group, its companions among them."""
+    others = tuple(it.address for it in group.functions if it is not function)
+    return function.attributes() | ({"companions": others} if others else {})
 
 
 def _companions(
@@ -95,7 +100,8 @@ def _companions(
 
 def selected(resource: VfioResource, group: Group) -> list[pci.Function]:
     """The functions of a group that a resource selects, by address."""
-    return [function for function in group.functions if resource.refuses(function.as_device()) is None]
+    seen = ((it, replace(it.as_device(), attributes=_attributes(group, it))) for it in group.functions)
+    return [function for function, device in seen if resource.refuses(device) is None]
 
 
 def depends(unit: str) -> str:
@@ -106,7 +112,6 @@ def depends(unit: str) -> str:
 def _device(host: Host, unit: str, group: Group, resource: VfioResource, functions: Sequence[pci.Function]) -> Device:
     first = functions[0]
     options = resource.spec.options
-    others = tuple(function.address for function in group.functions if function is not first)
     unresettable = (pci.reset_refusal(host, function) for function in functions)
     return Device(
         key=first.address,
@@ -121,7 +126,7 @@ def _device(host: Host, unit: str, group: Group, resource: VfioResource, functio
         ancestry=first.ancestry,
         unusable=_without_iommu(host, group) or plan(host, group, functions, resource).refusal,
         no_reset=next(filter(None, unresettable), "") if resource.spec.pre_start == "reset" else "",
-        attributes=first.attributes() | ({"companions": others} if others else {}),
+        attributes=_attributes(group, first),
     )
 
 

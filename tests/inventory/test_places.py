@@ -34,6 +34,24 @@ def test_another_card_in_the_slot_of_one_that_a_pod_holds_waits_for_the_pod() ->
     assert {device_id: reason for device_id, (_, reason, _) in shown(it, STICKS).items()} == {"GPU-2": ""}
 
 
+def test_what_a_pod_has_is_gone_only_if_it_is_not_there() -> None:
+    """It may be another stick's fault that none is of use, or its resource takes it no more: its state, or the configuration."""
+    mine, other = (
+        replace(device(name, STICKS, hardware=["usb:1"], identity=name, unit="1"), place=frozenset({"1"}))
+        for name in "ab"
+    )
+    it = inventory(resource(STICKS), devices=[mine])
+    it.claim([held(STICKS, "a", mine)])
+    it.update(KIND, {"1": [replace(other, unusable="its node does not exist")]})
+    assert shown(it, STICKS)["a"][1] == "gone"
+    it.update(KIND, {"1": [replace(mine, unusable="its node does not exist")]})
+    assert shown(it, STICKS)["a"][1:] == ("unusable", "its node does not exist; a pod still holds it")
+    it.update(KIND, {"1": [replace(mine, attributes={"taken_by": (), "ids": ("a",)})]})
+    assert shown(it, STICKS)["a"][1:] == ("unusable", f"{STICKS} does not take it any more; a pod still holds it")
+    it.update(KIND, {"1": []})
+    assert shown(it, STICKS)["a"][1] == "gone"
+
+
 def test_pods_that_were_given_one_number_at_two_places_are_judged_each_by_its_own() -> None:
     """The kernel gave the number of a stick that was pulled to one of the same model elsewhere; then the IDs are others."""
     own = frozenset({"node:c:188:0"})

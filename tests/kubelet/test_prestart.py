@@ -180,6 +180,15 @@ async def test_a_device_that_is_gone_is_refused(house: House) -> None:
     assert house.resets == []
 
 
+async def test_a_pod_whose_device_is_there_and_cannot_be_used_reads_why(house: House) -> None:
+    held = Held(TOY, "a", KIND, frozenset({"toy:a"}))
+    house.ledger.allocate([held], 0.0)
+    house.inventory.claim([held])
+    after_looks(house, 1, lambda: house.look(house.device("a", unusable="it is bound to vfio-pci, not to toy")))
+    refusal = await house.refusal("a")
+    assert "cannot be used now: it is bound to vfio-pci, not to toy; a pod still holds it. The container st" in refusal
+
+
 async def test_another_card_in_its_place_is_refused_and_never_reset(house: House) -> None:
     house.look(house.device("a", identity="serial 1"))
     held = Held(TOY, "a", KIND, frozenset({"toy:a"}), "serial 1")

@@ -45,6 +45,13 @@ def test_two_shares_are_refused_unless_they_are_wanted(tmp_path: Path) -> None:
     assert given(gpu, wanted, *two).env["NVIDIA_VISIBLE_DEVICES"] == uuid(0)
 
 
+def test_a_gpu_for_virtual_machines_needs_no_control_daemon(tmp_path: Path) -> None:
+    gpu = backend(tmp_path, nvidia_gpu(GPU, 0, driver="vfio-pci"), SHARED)
+    assert [
+        signal.reason for found in devices(gpu).values() for signal in gpu.probe(found) if signal.reason == "mps-down"
+    ] == []
+
+
 def test_a_gpu_is_unhealthy_while_its_control_daemon_is_not_ready(tmp_path: Path) -> None:
     whole = resource(select={"address": ("0000:5e:00.0",)})
     gpu = backend(tmp_path, nvidia_gpu(GPU, 0) + nvidia_gpu("0000:5e:00.0", 1), whole, SHARED)

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.inventory.ownership import is_same
+from agent.inventory.shortfall import not_offered
 from agent.inventory.survey import survey
 from agent.model import Held
 from backends.base import (
@@ -61,9 +62,9 @@ def offered(found: Sriov) -> dict[str, list[str]]:
     every: dict[str, list[str]] = {of.name: [] for of in found.resources}
     taken: set[str] = set()
     for device in devices(found):
-        if device.unusable:
+        if device.unusable or device.resource is None:
             continue
-        of = found.resource(str(device.resource))
+        of = found.resource(device.resource)
         if of.refuses(device) is None and device.key not in taken:
             every[of.name].append(device.key)
             taken.add(device.key)
@@ -144,6 +145,14 @@ def test_a_function_belongs_to_the_first_resource_that_has_all_that_it_asks_for(
         "a.b/rdma": [CONNECTX.vf(0), CONNECTX.vf(1)],
         "a.b/rest": [E810.vf(0), E810.vf(3)],
     }
+
+
+async def test_of_a_function_that_no_resource_takes_each_tells_why(tmp_path: Path) -> None:
+    one, two = resource({"pf": ("eth0",)}, name="a.b/one"), resource({"vf": ("7",)}, name="a.b/two")
+    found = backend(tmp_path, small(E810, 1).tree(), one, two)
+    known = (await survey(found.resources, {"sriov": found}, 5.0)).inventory
+    (why,) = {it.why for it in not_offered(known)}
+    assert why == "a.b/one does not take it: pf is ens1f0, not eth0; a.b/two does not take it: vf is 0, not 7"
 
 
 async def test_a_selector_is_told_what_functions_have_that_another_resource_takes(tmp_path: Path) -> None:
