@@ -91,7 +91,7 @@ REASONS: Final[Mapping[str, Advice]] = {
     ),
     "unusable": Advice(
         "it is there, and no pod can use it as it is",
-        "Do what the sentence asks for.",
+        "Do what the sentence asks for; where a resource takes it no more, select it again or end the pod.",
         "fairlead explain {device}",
         SEEN,
     ),

@@ -327,7 +327,7 @@ class ConfigurationSwap(Struct):
         workers = Workers("reload", 1)
         try:
             with anyio.fail_after(DECISION_DEADLINE):
-                for _ in range(2):  # and what thousands of devices did meanwhile, so that little is left for the loop
+                for _ in range(2):  # the second time: what changed meanwhile, so that little is left for the loop
                     await workers.start(self._known(inventory, every))
         finally:
             workers.close()

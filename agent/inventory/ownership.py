@@ -180,7 +180,7 @@ class _Located(Struct):
     under_other_ids: defaultdict[Found, list[SlotKey]]
     """What pods have of a device by IDs that it lacks."""
     at_its_place: defaultdict[Found, list[SlotKey]]
-    """Whose devices keep one at their place from others."""
+    """Device → the slots of pods whose own device, at the same place, keeps it from others."""
     without_owner: list[tuple[Held, list[Found], list[str]]]
     """The first of alike claims that have IDs which no device has, the devices that they are of, and those IDs."""
 

@@ -458,7 +458,7 @@ class Starter:
         """The device that the pod was given.
 
         Raises:
-            AllocationRefused: it is gone, or another one is in its place.
+            AllocationRefused: it is gone, it cannot be used now, or another one is in its place.
         """
         found = self._inventory.slot(*slot)
         if found is None or found.health.reason == HELD_AND_GONE.reason:

@@ -72,7 +72,9 @@ def _taken(host: Host, seen: Seen, resources: Sequence[SriovResource]) -> tuple[
             for it in might
         )
     is_virtual = bool(seen.device.depends)
-    return (seen.device,) if is_virtual else ()  # of no resource: each tells why it refuses it
+    return (
+        tuple(replace(seen.device, resource=it.configured) for it in resources) if is_virtual else ()
+    )  # each says why
 
 
 def _lacks(seen: Seen, resource: SriovResource) -> str:

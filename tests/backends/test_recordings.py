@@ -30,7 +30,7 @@ from backends.base import Host, Resource, ResourceSpec
 from backends.infiniband import InfiniBand, InfiniBandOptions
 from backends.linux import iommu
 from tests.backends.trees import HOST, large_tree, recorded_host
-from tests.needs import CORPUS
+from tests.needs import CORPUS, RECORDINGS
 
 MANIFEST: Final = CORPUS / "manifest.tsv"
 SUBSYSTEMS: Final = (
@@ -57,6 +57,7 @@ IOMMUS: Final = {
     "udev-MELLANOX_40GBPS": "turn the IOMMU on, in the",  # a POWER8; its processor is not recorded
 }
 """How the advice on some machines' IOMMU begins."""
+B200: Final = "udev-DISK_SAMSUNG_KIOXIA"
 READS: Final = 4
 """How often a look opens a file or lists a directory, for each file of the recording: it grows with the machine, no faster."""
 
@@ -217,9 +218,14 @@ def test_a_dgx_b200_offers_its_adapters_and_none_of_its_switches(machine: Machin
     found = InfiniBand(machine.host, [Resource("a.com/hca", ResourceSpec("infiniband", InfiniBandOptions()))])
     every = {it.key: it for unit in found.units() for it in found.discover(unit).devices}
     withheld = sorted(key for key, it in every.items() if it.unusable.startswith("it leads to the NVSwitches"))
-    is_b200 = machine.name == "udev-DISK_SAMSUNG_KIOXIA"
+    is_b200 = machine.name == B200
     assert withheld == ([f"0000:05:00.{n}" for n in range(4)] if is_b200 else [])
     assert len([it for it in every.values() if it.nodes]) == 14 or not is_b200
+
+
+@pytest.mark.needs(RECORDINGS)
+def test_the_machines_that_are_asked_for_something_are_recorded() -> None:
+    assert {*IOMMUS, B200} <= {*recorded()}
 
 
 def test_recorded_machines_are_told_of_no_other_vendors_iommu(machine: Machine) -> None:

@@ -196,8 +196,11 @@ class Switching(RuleBasedStateMachine):
     def restart(self, has_state: bool) -> None:
         kept = self.daemon.ledger.held() if has_state else ()
         for uid, it in self.kubelet.pods.items() if not has_state else ():
+            behind = (self.daemon.inventory.slot(it.resource, device_id) for device_id in it.ids)
+            there = frozenset[str]().union(*(slot.device.hardware for slot in behind if slot and slot.device))
             is_ours_of_parts = len(it.hardware) > len(it.ids) and not set(it.ids) & set(FOREIGN)
-            self.kubelet.pods[uid] = replaced(it, is_known=False) if is_ours_of_parts else it
+            if is_ours_of_parts and (there != it.hardware or not self.is_ours):
+                self.kubelet.pods[uid] = replaced(it, is_known=False)
         self.daemon = Daemon(self.resources, kept, self.clock)
         self.daemon.inventory.set_health(dict.fromkeys(self.sick, BROKEN))
         self.daemon.inventory.update(KIND, self.devices())

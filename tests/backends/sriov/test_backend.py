@@ -62,9 +62,9 @@ def offered(found: Sriov) -> dict[str, list[str]]:
     every: dict[str, list[str]] = {of.name: [] for of in found.resources}
     taken: set[str] = set()
     for device in devices(found):
-        if device.unusable or device.resource is None:
+        if device.unusable:
             continue
-        of = found.resource(device.resource)
+        of = found.resource(str(device.resource))
         if of.refuses(device) is None and device.key not in taken:
             every[of.name].append(device.key)
             taken.add(device.key)
@@ -149,7 +149,10 @@ def test_a_function_belongs_to_the_first_resource_that_has_all_that_it_asks_for(
 
 async def test_of_a_function_that_no_resource_takes_each_tells_why(tmp_path: Path) -> None:
     one, two = resource({"pf": ("eth0",)}, name="a.b/one"), resource({"vf": ("7",)}, name="a.b/two")
-    found = backend(tmp_path, small(E810, 1).tree(), one, two)
+    accelerators = resource(
+        {"vendor": ("8086",)}, name="a.b/acc", device_type="accelerator"
+    )  # nothing for network cards
+    found = backend(tmp_path, small(E810, 1).tree(), one, two, accelerators)
     known = (await survey(found.resources, {"sriov": found}, 5.0)).inventory
     (why,) = {it.why for it in not_offered(known)}
     assert why == "a.b/one does not take it: pf is ens1f0, not eth0; a.b/two does not take it: vf is 0, not 7"
