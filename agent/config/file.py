@@ -132,6 +132,8 @@ class Config(Struct, frozen=True):
     dra: DraConfig = DraConfig()
     read_at: float = 0.0
     """When it was read, in seconds since 1970; 0 if it was not: it cannot be read again."""
+    is_empty: bool = False
+    """Whether the file had not a byte when it was read, as a full disk or an editor leaves one for a moment."""
 
     @property
     def uses_dra(self) -> bool:
@@ -233,7 +235,7 @@ def load(path: Path | None = None, registry: Registry = installed, default: Path
         raise _unreadable(path, error) from error
     except OSError as error:
         raise _unreadable(path or default, error) from error
-    return replace(_read(path or default, data, registry), read_at=now)
+    return replace(_read(path or default, data, registry), read_at=now, is_empty=not data)
 
 
 def read_tables(tables: Mapping[str, Any], problems: Problems, registry: Registry, source: Path | None) -> Config:

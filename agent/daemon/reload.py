@@ -222,7 +222,7 @@ def _read(before: Config, default: Path, stuck: Set[str]) -> Change:
             cannot be started, unless it was stuck before.
     """
     config = load(before.source, default=default)
-    if before.resources and config.source and not config.resources and _is_empty(config.source):
+    if before.resources and config.source and config.is_empty:  # as it was read: it may be written by now
         raise ConfigError((ConfigProblem(config.source, None, "", _EMPTY),))
     difference = compare(before, config)
     kinds = difference.kinds if not difference.settings else {it.spec.backend for it in difference.config.resources}

@@ -154,7 +154,7 @@ def test_what_would_serve_nobody_or_evict_nobody_is_a_mistake(load_text: Load, w
 
 
 def test_an_empty_file_means_the_defaults_and_no_resources(load_text: Load, file: Path) -> None:
-    assert replace(load_text(""), read_at=0.0) == Config(source=file)
+    assert replace(load_text(""), read_at=0.0) == Config(source=file, is_empty=True)
 
 
 def test_every_mistake_is_told_at_once_with_its_line(told: Told) -> None:

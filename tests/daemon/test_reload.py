@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from agent.config import compare, load
+from agent.config import Config, compare, load
 from agent.console.control import RefusedError
 from agent.console.views import Reloaded
 from agent.daemon import reload
@@ -111,6 +111,23 @@ async def test_every_mistake_is_refused_with_all_others_and_said_once_until_they
         assert await house.reload() == Reloaded()
         assert not list(house.it.mistakes)
     assert house.told() == ["RELOADING=1", "READY=1"] * 4
+
+
+async def test_a_file_that_is_written_right_after_it_was_read_empty_takes_nothing_away(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_and_write(path: Path | None, *, default: Path) -> Config:
+        found = load(path, default=default)
+        house.write(A)
+        return found
+
+    monkeypatch.setattr(reload, "load", load_and_write)
+    async with house.running():
+        house.write()
+        with pytest.raises(RefusedError, match="the file is empty"):
+            await house.reload()
+        assert house.applied == []
+        assert await house.reload() == Reloaded()
 
 
 async def test_what_waits_for_a_restart_is_said_when_it_changes_and_kept_for_whoever_asks(house: House) -> None:
