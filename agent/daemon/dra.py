@@ -312,12 +312,8 @@ def _read(file: Path) -> _Record | None:
     """What an earlier run kept, if anything."""
     try:
         return msgspec.json.decode(files.read(file, _MOST_BYTES), type=_Record)
-    except (
-        OSError,
-        msgspec.MsgspecError,
-        UnicodeDecodeError,
-        RecursionError,
-    ):  # of what a person wrote nothing follows
+    # of what a person wrote there nothing follows
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 

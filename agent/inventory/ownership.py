@@ -135,7 +135,7 @@ def decide(
 
     # 6. An ID that a pod holds and no device has
     def listed_for_its_pod(claim: Held, same: Sequence[Found]) -> tuple[Device | None, Health]:
-        by_place = bool(claim.place) and owns_its_place(claim)
+        by_place = is_known_by_its_place(claim)
         needs = claim.place if by_place else claim.hardware
 
         def are_whole(those: Iterable[Found]) -> bool:
@@ -192,12 +192,9 @@ def _located(
     wrong_with: Callable[[Held, Found], Health | None],
     is_for_one: Callable[[Found], bool],
 ) -> _Located:
-    """Find what each pod was given; `at` has the devices by hardware and place.
-
-    A thousand tokens of one device are alike, and judged once.
-    """
+    """Find what each pod was given; `at` has the devices by hardware and place. Alike tokens are judged once."""
     given = _Located({}, defaultdict(list), defaultdict(list), [])
-    for alike in held.alike() if held.by_slot else ():
+    for alike in held.alike():
         claim = alike[0]
         near = given_to(claim, at)
         same = [it for it in near if is_same(claim, it.device)]
@@ -491,6 +488,11 @@ def owns_its_place(of: Held | Device) -> bool:
     return any(name.startswith(PLUGGED) for name in of.hardware)
 
 
+def is_known_by_its_place(claim: Held) -> bool:
+    """Whether a pod's device is found by where it is plugged in: a stick, whose numbers do not last."""
+    return bool(claim.place) and owns_its_place(claim)
+
+
 def is_same(claim: Held, device: Device) -> bool:
     """Whether this is the card that the pod was given. What cannot be seen of it now tells nothing.
 
@@ -522,15 +524,13 @@ def has_other_nodes(claim: Held, device: Device) -> bool:
 def given_to(claim: Held, at: Mapping[str, Iterable[Found]]) -> list[Found]:
     """The devices that have some of what a pod was given, or are where that was; those with its hardware come first.
 
-    A stick is known by its port, too: its numbers do not last.
-
     Args:
         claim: the pod's.
         at: hardware, or a place → the devices there.
     """
     found = {it for name in claim.hardware for it in at.get(name, ()) if name in it.device.hardware}
     there = sorted(found, key=lambda it: it.ref)
-    if claim.place and owns_its_place(claim):
+    if is_known_by_its_place(claim):
         plugged = {it for name in claim.place for it in at.get(name, ()) if name in it.device.place} - found
         there += sorted((it for it in plugged if owns_its_place(it.device)), key=lambda it: it.ref)
     return there

@@ -94,14 +94,14 @@ def _companions(
                 unit=unit,
                 resource=resource.name,
                 unusable=why,
+                attributes=_attributes(group, function),
                 by_design=card(function.address) == card(first.address) and function.kind[:2] != first.kind[:2],
             )
 
 
 def selected(resource: VfioResource, group: Group) -> list[pci.Function]:
     """The functions of a group that a resource selects, by address."""
-    seen = ((it, replace(it.as_device(), attributes=_attributes(group, it))) for it in group.functions)
-    return [function for function, device in seen if resource.refuses(device) is None]
+    return [it for it in group.functions if resource.refuses(_plain(it.address, group, it)) is None]
 
 
 def depends(unit: str) -> str:

@@ -165,12 +165,11 @@ class AnyOrder(RuleBasedStateMachine):
             if slot.device is None:
                 claim = self.claims[name, slot.id]
                 configured = any(name == r.name for r in self.resources)
-                every = {h for found in self.it.devices("fake") for h in found.hardware}
-                is_there = (
-                    bool(claim.hardware) and claim.hardware <= every
-                )  # maybe in several devices, or in others' too
-                reason = "retired" if not configured else "gone" if claim.hardware else "unmapped"
-                assert slot.health.reason == reason or (configured and is_there and slot.health.reason == "unusable")
+                taken = {id(found) for resource in self.it.names() for found in self.devices(resource)}
+                every = (found for found in self.it.devices("fake") if id(found) not in taken)
+                left = {h for found in every if has_some_of(claim, found) for h in found.hardware}
+                lost = "unmapped" if not claim.hardware else "unusable" if claim.hardware <= left else "gone"
+                assert slot.health.reason == (lost if configured else "retired")
                 there = {h for found in self.devices(name) if has_some_of(claim, found) for h in found.hardware}
                 assert not claim.hardware or not claim.hardware <= there
 

@@ -149,9 +149,8 @@ def test_a_function_belongs_to_the_first_resource_that_has_all_that_it_asks_for(
 
 async def test_of_a_function_that_no_resource_takes_each_tells_why(tmp_path: Path) -> None:
     one, two = resource({"pf": ("eth0",)}, name="a.b/one"), resource({"vf": ("7",)}, name="a.b/two")
-    accelerators = resource(
-        {"vendor": ("8086",)}, name="a.b/acc", device_type="accelerator"
-    )  # nothing for network cards
+    # which takes no network card, whatever it selects
+    accelerators = resource({"vendor": ("8086",)}, name="a.b/acc", device_type="accelerator")
     found = backend(tmp_path, small(E810, 1).tree(), one, two, accelerators)
     known = (await survey(found.resources, {"sriov": found}, 5.0)).inventory
     (why,) = {it.why for it in not_offered(known)}

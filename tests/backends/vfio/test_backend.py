@@ -61,7 +61,9 @@ def test_a_group_is_one_device_named_by_the_selected_function(tmp_path: Path) ->
 
 def test_a_function_is_selected_by_what_goes_with_it(tmp_path: Path) -> None:
     mine = resource("nvidia.com/T4", {"companions": (SOUND,)})
-    assert [(it.key, it.resource) for it in devices(backend(tmp_path, gpu() + sound(), mine))] == [(GPU, mine.name)]
+    first, second = devices(backend(tmp_path, gpu() + sound() + CARD, mine))
+    assert (first.key, first.resource, second.key, second.resource) == (GPU, mine.name, OTHER, mine.name)
+    assert mine.refuses(second) is None, "which reads that it goes with the first"
 
 
 def test_the_driver_bound_anew_is_another_binding_of_the_same_hardware(tmp_path: Path) -> None:
