@@ -24,6 +24,7 @@ import msgspec
 
 from agent.cdi import RECORD, spec
 from backends.base import ContainerEdits, Host, HostPath
+from backends.interface.decoding import decoded
 from backends.linux import files
 from backends.linux.nodes import NoNodeError, device_node
 
@@ -61,9 +62,7 @@ class Directory:
             OSError: the record cannot be read.
         """
         try:
-            return frozenset(
-                msgspec.json.decode(files.read(self._record, _MOST_RECORDED, follow=False), type=list[str])
-            )
+            return frozenset(decoded(files.read(self._record, _MOST_RECORDED, follow=False), list[str]))
         except (FileNotFoundError, msgspec.MsgspecError):  # we write it whole: what cannot be read is not ours
             return frozenset()
 
@@ -262,7 +261,7 @@ class ClaimFiles:
         with suppress(FileNotFoundError):
             for path in sorted((self._metadata / uid).glob("*.json")):
                 with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # torn, or not ours
-                    said = msgspec.json.decode(files.read(path, _MOST_OF_CLAIM, follow=False), type=_Metadata).metadata
+                    said = decoded(files.read(path, _MOST_OF_CLAIM, follow=False), _Metadata).metadata
                     if said.uid == uid:
                         return said.namespace, said.name
         return None

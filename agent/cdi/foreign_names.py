@@ -22,6 +22,7 @@ from agent.runtime.errors import words
 from agent.runtime.problems import Problems, Trouble
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import AllocationRefused, ContainerEdits, Host, HostPath, Resource
+from backends.interface.decoding import converted, decoded
 from backends.linux import files
 
 READ_DEADLINE: Final = 10.0
@@ -159,8 +160,8 @@ def _defined(path: Path) -> frozenset[str]:
     """
     data = files.read(path, _MOST_READ)
     try:
-        content = msgspec.json.decode(data) if path.suffix == ".json" else _yaml(data)
-        spec = msgspec.convert(content, _Spec)
+        content = decoded(data, object) if path.suffix == ".json" else _yaml(data)
+        spec = converted(content, _Spec)
     except (ValueError, RecursionError):
         return frozenset()
     return frozenset(f"{spec.kind}={device.name}" for device in spec.devices)

@@ -22,6 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from backends.base import ContainerEdits, HostPath, Mount
+from backends.interface.decoding import decoded
 
 DIRECTORY: Final = HostPath("/run/cdi")
 """Of generated specifications (/var/run is a link to /run); runtimes prefer it to /etc/cdi."""
@@ -185,7 +186,7 @@ def decode(data: bytes, kind: str) -> dict[str, Edits] | None:
         msgspec.DecodeError: it is no JSON: it was cut off, or the disk lost it.
     """
     try:
-        found = msgspec.json.decode(data, type=_Spec)
+        found = decoded(data, _Spec)
     except msgspec.ValidationError:
         return None
     return {it.name: it.container_edits for it in found.devices} if found.kind == kind else None

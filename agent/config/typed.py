@@ -24,6 +24,7 @@ from agent.config.syntax import WORDS
 from agent.runtime.errors import unknown
 from agent.runtime.limits import SOCKET_PATH_LIMIT
 from backends.base import Seconds
+from backends.interface.decoding import converted
 
 _TCP: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s\[\]:/]+):(?P<port>[0-9]{1,5})")
 
@@ -152,7 +153,7 @@ def convert(value: object, wanted: Any) -> tuple[Any, list[Mistake]]:
     if mistakes := list(_mistakes(value, wanted)):
         return None, mistakes
     try:
-        return msgspec.convert(value, wanted, dec_hook=_read), []
+        return converted(value, wanted, _read), []
     except msgspec.ValidationError as error:  # what a type checks as a whole
         return None, [_translated(error)]
 
@@ -193,7 +194,7 @@ def _leaf_mistakes(value: object, wanted: Any) -> Iterator[Mistake]:
         yield (), f"expected a table, as in {{ {required[0]} = {value!r} }}"
     else:
         try:
-            msgspec.convert(value, wanted, dec_hook=_read)
+            converted(value, wanted, _read)
         except msgspec.ValidationError as error:
             path, sentence = _translated(error)
             yield path, sentence + _written(value, wanted)
@@ -203,7 +204,7 @@ def _written(value: object, wanted: Any) -> str:
     """What was meant by a value of another kind, as TOML writes it: with or without quotes or brackets, with a unit."""
     for meant in _meant(value, wanted):
         with suppress(msgspec.ValidationError):
-            msgspec.convert(meant, wanted, dec_hook=_read)
+            converted(meant, wanted, _read)
             return f"; write: {syntax.written(meant)}"
     return ""
 

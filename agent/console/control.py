@@ -20,6 +20,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from agent.console.views import Drained, Event, Explanation, HandedOver, Histories, History, Reloaded, Status, Undrained
 from agent.runtime.errors import ExitCode, FairleadError
+from backends.interface.decoding import decoded
 
 
 class NoSuchDeviceError(LookupError):
@@ -113,7 +114,7 @@ class Codec(CodecBase):
         Raises:
             msgspec.DecodeError: they are no such message.
         """
-        return msgspec.json.decode(data, type=message_type)
+        return decoded(data, message_type)
 
 
 class EmptyRequest(msgspec.Struct, frozen=True):

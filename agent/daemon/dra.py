@@ -31,6 +31,7 @@ from agent.runtime.watchdog import supervise
 from agent.runtime.workers import NoWorkerError, Workers
 from backends.base import Backend
 from backends.errors import reason_of
+from backends.interface.decoding import decoded
 from backends.linux import files
 
 if TYPE_CHECKING:
@@ -311,7 +312,7 @@ def _load() -> tuple[ModuleType, ModuleType]:
 def _read(file: Path) -> _Record | None:
     """What an earlier run kept, if anything."""
     try:
-        return msgspec.json.decode(files.read(file, _MOST_BYTES), type=_Record)
+        return decoded(files.read(file, _MOST_BYTES), _Record)
     # of what a person wrote there nothing follows
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None

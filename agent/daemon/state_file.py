@@ -42,6 +42,7 @@ from agent.runtime.pacing import SYSTEM, Clock, Doorbell
 from agent.runtime.problems import Problems
 from agent.runtime.workers import in_batches
 from backends.base import Clears
+from backends.interface.decoding import decoded
 from backends.linux import files
 
 _PATIENCE: Final = 3.0
@@ -518,7 +519,7 @@ def _contents(data: bytes) -> tuple[Kept, BaseException | None]:
     lines = data.splitlines(keepends=True) or [b""]
     for line in lines:
         try:
-            said = msgspec.json.decode(line, type=_Line)
+            said = decoded(line, _Line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if line is not lines[-1] or line.endswith(b"\n") or len(lines) == 1:
                 broken = error

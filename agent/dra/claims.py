@@ -19,6 +19,7 @@ from agent.dra.slices import TOKENS
 from agent.model import Held, ResourceClaim, Slot
 from agent.runtime.errors import brief, unknown
 from backends.base import AllocationRefused, ContainerEdits, Device, Grant
+from backends.interface.decoding import converted
 
 K = TypeVar("K", bound=Hashable)
 
@@ -170,7 +171,7 @@ def read(claim: Mapping[str, Any], uid: str, namespace: str, name: str, driver: 
     """
     called = f"ResourceClaim {namespace}/{name}"
     try:
-        found = msgspec.convert(claim, _Claim)
+        found = converted(claim, _Claim)
     except msgspec.ValidationError as error:
         raise AllocationRefused(f"{called} is not understood: {error}. {AGAIN}.") from None
     if found.metadata.uid != uid:
@@ -239,7 +240,7 @@ def _checked(given: Any, where: str) -> Parameters:
             why = unknown("key", str(strange[0]), known)
         else:
             try:
-                found = msgspec.convert(rest, Parameters)
+                found = converted(rest, Parameters)
             except msgspec.ValidationError as error:
                 why = str(error)
             else:
@@ -266,7 +267,7 @@ def is_over(claim: Mapping[str, Any], uid: str, driver: str, node: str, had: Ite
     may have had other names then.
     """
     try:
-        found = msgspec.convert(claim, _Claim)
+        found = converted(claim, _Claim)
     except msgspec.ValidationError:
         return False
     allocation = found.status.allocation

@@ -36,6 +36,7 @@ from agent.kubelet.wire import SENSELESS, Encoded, PodDevices, allocatable_devic
 from agent.model import SlotKey
 from agent.runtime import pacing
 from agent.runtime.workers import BATCH, NoWorkerError, Workers, in_batches, in_slices
+from backends.interface.decoding import decoded, decoder
 from backends.linux import files
 
 ANSWER_BYTES: Final = 16 << 20
@@ -178,7 +179,7 @@ class CheckpointEntry:
     async def trace(self) -> Trace:
         """The nodes and names that the container was given; none where the answer makes no sense."""
         try:
-            answer = msgspec.json.decode(self.response, type=bytes | None) or b""
+            answer = b"" if self.response == b"null" else decoded(self.response, bytes)
             nodes = await in_slices(path for node in messages(answer, 3) for path in strings(node, 2))
             mounts = await in_slices(path for mount in messages(answer, 2) for path in strings(mount, 2))
             values = [value for pair in messages(answer, 1) for text in strings(pair, 2) for value in text.split(",")]
@@ -236,7 +237,7 @@ class _RegisteredFile(msgspec.Struct, rename="pascal"):
     data: _RegisteredData
 
 
-_decoder: Final = msgspec.json.Decoder(_File)
+_decoder: Final = decoder(_File)
 
 
 def checkpoint_version(plugin_dir: Path) -> Version | None:
@@ -315,9 +316,7 @@ def record(plugin_dir: Path) -> tuple[Version | None, Mapping[str, frozenset[str
     """
     try:
         with files.opened(plugin_dir / FILE_NAME, follow=False) as (file, found):
-            data = msgspec.json.decode(
-                files.contents(file, _CHECKPOINT_BYTES, plugin_dir / FILE_NAME), type=_RegisteredFile
-            ).data
+            data = decoded(files.contents(file, _CHECKPOINT_BYTES, plugin_dir / FILE_NAME), _RegisteredFile).data
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None, {}
     registered = {name: frozenset(ids or ()) for name, ids in (data.registered_devices or {}).items()}

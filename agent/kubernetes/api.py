@@ -11,6 +11,7 @@ import msgspec
 
 from agent.runtime.errors import FairleadError
 from agent.runtime.pacing import Backoff
+from backends.interface.decoding import decoded
 
 T = TypeVar("T")
 
@@ -68,7 +69,7 @@ def read(data: bytes, kind: type[T], status: int = HTTPStatus.OK) -> T:
         ApiError: it makes no sense; not the API server may have said it, but what stands before it.
     """
     try:
-        return msgspec.json.decode(data, type=kind)
+        return decoded(data, kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # one nests as deep as the stack allows
         raise ApiError(f"what answers for the API server makes no sense ({status}): {error}", status) from error
 

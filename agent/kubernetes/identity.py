@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from agent.runtime.errors import FairleadError, words
+from backends.interface.decoding import converted
 from backends.linux import files
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -83,7 +84,7 @@ def read(kubeconfig: Path | None, environment: Mapping[str, str] = os.environ) -
 
     try:
         document = yaml.safe_load(_read(kubeconfig))
-        return _of(msgspec.convert(document, _Kubeconfig), kubeconfig.parent)
+        return _of(converted(document, _Kubeconfig), kubeconfig.parent)
     except (yaml.YAMLError, msgspec.ValidationError, binascii.Error, UnicodeDecodeError) as error:
         raise FairleadError(f"{kubeconfig} is no kubeconfig: {' '.join(words(error).split())}") from error
     except _NotThereError as error:
@@ -172,7 +173,7 @@ def _of(config: _Kubeconfig, beside: Path) -> Identity:
 def _named(what: str, name: str, those: Sequence[Mapping[str, Any]], kind: type[_Entry]) -> _Entry:
     for it in those:
         if it.get("name") == name:
-            return msgspec.convert(it.get(what), kind)
+            return converted(it.get(what), kind)
     raise _NotThereError(f"has no {what} {name!r}" if name else f"names no {what}")
 
 

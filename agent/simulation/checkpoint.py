@@ -14,6 +14,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from backends.interface.decoding import decoded
+
 
 class Allocation(Struct, frozen=True):
     """What a container holds of one resource: IDs by NUMA node, and the plugin's reply as it came."""
@@ -107,8 +109,8 @@ def decode(content: bytes) -> tuple[dict[Key, Allocation], tuple[str, ...]]:
         CorruptError: it cannot be read.
     """
     try:
-        file = msgspec.json.decode(content, type=_File)
-        data = msgspec.json.decode(file.Data, type=_Data)
+        file = decoded(content, _File)
+        data = decoded(file.Data, _Data)
     except msgspec.MsgspecError as error:
         raise CorruptError(f"the checkpoint is no checkpoint: {error}") from None
     if zlib.crc32(bytes(file.Data)) != file.Checksum:

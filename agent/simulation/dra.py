@@ -22,6 +22,7 @@ from agent.kubelet.api.v1 import CdiDevice, ClaimResource, ContainerResources, D
 from agent.kubelet.client import Channel, listens
 from agent.kubelet.wire import Encoded
 from agent.simulation.clock import Background, Clock
+from backends.interface.decoding import decoded
 
 REGISTRY: Final = "plugins_registry"
 STATE: Final = "dra_manager_state"
@@ -117,9 +118,7 @@ class Drivers:
         """Read the record, as a kubelet that starts, and look for drivers from now on."""
         self._registry.mkdir(mode=0o750, parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
-            self._claims = {
-                it.claim.uid: it for it in msgspec.json.decode(self._state.read_bytes(), type=list[_Prepared])
-            }
+            self._claims = {it.claim.uid: it for it in decoded(self._state.read_bytes(), list[_Prepared])}
         self._background.spawn(self._watch())
 
     def close(self) -> None:

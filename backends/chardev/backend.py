@@ -46,6 +46,7 @@ from backends.chardev.options import MOST_TOKENS, CharDevOptions, CharDevResourc
 from backends.chardev.udev_matches import UdevMatches
 from backends.chardev.usb_sticks import StickSets, UsbSticks, usb_env
 from backends.errors import each, reason_of
+from backends.interface.decoding import decoded
 from backends.linux.kernel import Notes
 
 
@@ -277,6 +278,6 @@ def _give_back(host: Host, notes: Notes, number: str) -> None:
 def _read(notes: Notes, number: str) -> _Note | None:
     """A node's note; None if there is none that can be read."""
     try:
-        return None if (data := notes.read(number)) is None else msgspec.json.decode(data, type=_Note)
+        return None if (data := notes.read(number)) is None else decoded(data, _Note)
     except msgspec.MsgspecError:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import sysconfig
 from collections.abc import AsyncIterator
@@ -75,6 +76,11 @@ class Service:
         said = await self.guest.run(f"systemctl show fairlead --property={','.join(names)}")
         return dict(line.split("=", 1) for line in said.splitlines())
 
+    async def ends(self) -> list[str]:
+        """How each of its processes has ended that systemd started again, in systemd's words."""
+        said = await self.guest.run("journalctl --sync; journalctl --unit=fairlead --output=cat")
+        return re.findall(r"Failed with result '(.+)'\.", said)
+
     async def says(self, event: str) -> dict[str, Any]:
         """The first line with this event, waited for, and its PRIORITY in the journal."""
         follow = "journalctl --unit=fairlead --output=json --output-fields=MESSAGE,PRIORITY --lines=all --follow"
@@ -128,7 +134,8 @@ async def observes_only(service: Service, kubelet: Node, edu: str) -> None:
 async def reloads(service: Service) -> None:
     await service.guest.run("systemctl reload fairlead")
     await service.says("config-unchanged")
-    assert (await service.properties("ActiveState", "NRestarts")) == {"ActiveState": "active", "NRestarts": "0"}
+    assert (await service.properties("ActiveState")) == {"ActiveState": "active"}
+    assert await service.ends() == []
 
 
 async def bites(service: Service, kubelet: Node) -> None:
@@ -139,8 +146,7 @@ async def bites(service: Service, kubelet: Node) -> None:
     await service.guest.run("modprobe -r vfio-pci")  # it loads it itself now
     await service.guest.run("systemctl daemon-reload && systemctl kill --signal=STOP fairlead")
     await kubelet.log.says(since, change="list", resource=HCA)
-    assert (await service.properties("NRestarts")) == {"NRestarts": "1"}
-    assert "Watchdog timeout" in await service.guest.run("journalctl --unit=fairlead --output=cat")
+    assert await service.ends() == ["watchdog"]
 
 
 async def acts_on_hardware(service: Service, kubelet: Node, edu: str) -> None:
@@ -150,4 +156,4 @@ async def acts_on_hardware(service: Service, kubelet: Node, edu: str) -> None:
     await service.guest.run("systemctl kill --signal=KILL fairlead")
     await kubelet.log.says(since, change="list", resource=EDUS)
     await kubelet.shows(EDUS, edu)
-    assert (await service.properties("NRestarts")) == {"NRestarts": "2"}
+    assert await service.ends() == ["watchdog", "signal"]
