@@ -152,7 +152,8 @@ class Held(Struct, frozen=True, gc=False):
     claim: ResourceClaim | None = None
     """For which it was given; it ends when the kubelet unprepares that. None: by an Allocate."""
     rebooted: bool = False
-    """It was given before the machine's last boot, or perhaps: nodes may have other numbers since, and are the pod's."""
+    """It was given before the machine's last boot, or perhaps, and was not seen since: its nodes may have other numbers, and those
+    are the pod's."""
 
     @classmethod
     def of(cls, resource: str, device_id: str, backend: str, device: Device) -> Held:

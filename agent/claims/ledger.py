@@ -30,6 +30,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.inventory.inventory import Inventory
+from agent.inventory.ownership import is_same
 from agent.model import FORGOTTEN, TWO_PODS, Held, SlotKey
 from backends.base import Device
 
@@ -88,6 +89,11 @@ class _Claim(Struct, frozen=True, gc=False):
 
 def _is_bare(held: Held) -> bool:
     return not held.hardware or held.foreign or held.traced
+
+
+def _is_seen_after_boot(held: Held, device: Device) -> bool:
+    """Whether it is what a pod was given before the boot, with all that belongs to it: its nodes may come later than itself."""
+    return held.rebooted and is_same(held, device) and len(device.hardware) >= len(held.hardware)
 
 
 class Witnessed(Struct, frozen=True):
@@ -213,7 +219,10 @@ class Ledger:
         now: float,
         traced: Mapping[SlotKey, Traced] = MappingProxyType({}),
     ) -> list[Held]:
-        """Take in what a witness says is held and we did not know (our state was lost); returns what is new.
+        """Take in what a witness says is held and we did not know; returns what is new.
+
+        Our state was lost, or the machine has booted since: pods were given nodes then that may have other numbers now. They have
+        those that are seen first.
 
         Args:
             seen: the slots and the backend that serves each one's resource.
@@ -228,6 +237,11 @@ class Ledger:
             claim, trace = self._claims.get(slot), traced.get(slot, Traced())
             if claim is not None and claim.pods and trace.pods and claim.pods != trace.pods:
                 claim = None  # the ID is another pod's by now
+            if claim is not None and (found := devices.get(slot)) is not None and _is_seen_after_boot(claim.held, found):
+                renewed = replace(claim.held, hardware=found.hardware, place=found.place, rebooted=False)
+                self._put(replace(claim, held=renewed))
+                news.append(renewed)
+                continue
             is_known = claim is not None and bool(claim.held.hardware) and not claim.held.foreign
             if claim is not None and is_known and not (claim.held.traced and trace.hardware):
                 continue

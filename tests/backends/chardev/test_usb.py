@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from agent.claims.ledger import Ledger
 from agent.discovery.discoverer import Discoverer
 from agent.inventory.inventory import Inventory
 from agent.inventory.shortfall import not_offered
+from agent.model import Held
 from backends.base import (
     ANY_SUBSYSTEM,
     AllocationRefused,
@@ -340,6 +342,32 @@ def test_a_stick_that_is_plugged_in_again_is_its_pods_where_the_number_is_the_sa
     assert node.state("0403:6001:A1") == "node-replaced"
     node.inventory.claim([replace(held, rebooted=True)])
     assert node.state("0403:6001:A1") == ""
+
+
+def test_a_stick_that_is_plugged_in_again_after_a_boot_is_not_the_one_its_pod_has_since(tmp_path: Path) -> None:
+    slot = (NAME, "0403:6001:A1")
+    node = Looked(tmp_path, stick("1-2", 5, serial="A1") + tty("1-2", "ttyUSB0", "188:0"), resource(nodes="all"))
+    held, ledger = node.hold(slot[1]), Ledger()
+    node.unplug("1-2")
+    (tmp_path / "dev/ttyUSB0").unlink()
+    node.plug("1-2", 4, serial="A1")
+    node.look()
+    node.inventory.claim(ledger.restore([held], 0.0, rebooted=True))
+
+    def seen() -> list[Held]:
+        return ledger.adopt({slot: "chardev"}, {slot: node.grant(slot[1]).device}, 0.0)
+
+    assert seen() == [], "its driver has made no node yet"
+    plant(tmp_path, tty("1-2", "ttyUSB1", "188:1"))
+    node.look()
+    node.inventory.claim(seen())
+    assert (node.state(slot[1]), seen()) == ("", [])
+    node.unplug("1-2")
+    (tmp_path / "dev/ttyUSB1").unlink()
+    node.plug("1-2", 6, serial="A1")
+    plant(tmp_path, tty("1-2", "ttyUSB2", "188:2"))
+    node.look()
+    assert (node.state(slot[1]), seen()) == ("node-replaced", [])
 
 
 def test_a_stick_that_its_pod_takes_from_its_driver_is_as_well_as_before(tmp_path: Path) -> None:
