@@ -237,7 +237,11 @@ class Ledger:
             claim, trace = self._claims.get(slot), traced.get(slot, Traced())
             if claim is not None and claim.pods and trace.pods and claim.pods != trace.pods:
                 claim = None  # the ID is another pod's by now
-            if claim is not None and (found := devices.get(slot)) is not None and _is_seen_after_boot(claim.held, found):
+            if (
+                claim is not None
+                and (found := devices.get(slot)) is not None
+                and _is_seen_after_boot(claim.held, found)
+            ):
                 renewed = replace(claim.held, hardware=found.hardware, place=found.place, rebooted=False)
                 self._put(replace(claim, held=renewed))
                 news.append(renewed)

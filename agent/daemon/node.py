@@ -194,9 +194,9 @@ class Node:
         last = max(told, key=lambda one: one.since, default=None)
         return f"; the kernel's last word of it: {last.message.rstrip('.')}" if last else ""
 
-    def to_holder(self, hardware: str, *, reset: bool) -> Health:
+    def health_for_pod(self, hardware: str, *, reset: bool) -> Health:
         """The health of this hardware for the pod that has it, now or after a reset of ours."""
-        return self.health.to_holder(hardware, self._clock(), Clears.OUR_RESET if reset else None)
+        return self.health.for_pod(hardware, self._clock(), Clears.OUR_RESET if reset else None)
 
     def was_reset(self, hardware: Set[str]) -> None:
         """We have reset this hardware."""

@@ -281,7 +281,7 @@ class Reads:
             await asyncio.wait([thread], timeout=SLOW_AFTER)
             while not thread.done() and not turn.over:
                 at = turn.at
-                turn.over = self._is_left(jobs[at], thread)
+                turn.over = self._leave_if_slow(jobs[at], thread)
                 if not turn.over:
                     await asyncio.wait([thread], timeout=SLOW_AFTER)
         except asyncio.CancelledError:
@@ -295,8 +295,8 @@ class Reads:
             self.lingering.pop(jobs[at].unit, None)
         return jobs[:done], [job.fresh() for job in jobs[at + 1 :]]
 
-    def _is_left(self, job: Job[Any], thread: asyncio.Future[None]) -> bool:
-        """Whether the job of a thread is so slow that the thread is left to it; if so, the job lingers."""
+    def _leave_if_slow(self, job: Job[Any], thread: asyncio.Future[None]) -> bool:
+        """Leave a thread to its job, which lingers from now on, if that is slow; returns whether it is."""
         lasts = job.lasts(self.clock())
         if lasts < (SLOW_AFTER if job.unit else self.deadline):
             return False

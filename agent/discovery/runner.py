@@ -300,7 +300,7 @@ class DiscoveryRunner:
         signals = [
             it
             for it in discoverer.signals(record)
-            if self._faults.is_news(it, record.source, now) and self._is_seen(it, record)
+            if self._faults.note(it, record.source, now) and not self._keep_if_early(it, record)
         ]
         if signals:
             self._node.recorded(signals, record)
@@ -319,12 +319,12 @@ class DiscoveryRunner:
         if self.discoverers.get(discoverer.kind) is discoverer:
             self._tell(discoverer, record)
 
-    def _is_seen(self, signal: Signal, record: Record) -> bool:
-        """Whether a scan has found the signal's hardware. If not, the signal is kept until one does."""
+    def _keep_if_early(self, signal: Signal, record: Record) -> bool:
+        """Keep a signal whose hardware no scan has found until one does; returns whether it is kept."""
         if record.source != "kmsg" or any(it.sees(signal.hardware) for it in self.discoverers.values()):
-            return True
+            return False
         self._early.keep(signal, record)
-        return False
+        return True
 
     def _publish(self, finder: Discoverer, changes: Changes) -> None:
         """Tell the node what a scan found; early signals first, so that no device is Healthy for a moment that is not."""
@@ -482,8 +482,8 @@ class Faults:
     def __init__(self) -> None:
         self._reports: dict[str, tuple[Report, ...]] = {}
 
-    def is_news(self, signal: Signal, source: str, now: float) -> bool:
-        """Whether no other source told of the signal's fault, or none so badly; without a fault it is always news."""
+    def note(self, signal: Signal, source: str, now: float) -> bool:
+        """Note that a source tells of the signal's fault; True if no other did, or none so badly, and always without a fault."""
         if not signal.fault or signal.verdict not in _SEVERITY:
             return True
         reports = self._reports.pop(signal.fault, ())

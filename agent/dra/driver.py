@@ -199,7 +199,7 @@ class Driver:
         ready, error = await self._tried(called, self.preparer.prepare)
         if not error:
             log.info("claim-prepared", claim=str(called), uid=called.uid)
-        elif self._is_new(called, error):
+        elif self._took_note(called, error):
             log.warning("claim-not-prepared", claim=str(called), uid=called.uid, reason=error)
         return ready or [], error
 
@@ -214,7 +214,7 @@ class Driver:
         _, error = await self._tried(called, self.preparer.unprepare)
         if not error:
             log.info("claim-unprepared", claim=str(called), uid=called.uid)
-        elif self._is_new(called, error):
+        elif self._took_note(called, error):
             log.warning("claim-not-unprepared", claim=str(called), uid=called.uid, reason=error)
         return error
 
@@ -234,8 +234,8 @@ class Driver:
         self.changed()
         return made, ""
 
-    def _is_new(self, called: Called, error: str) -> bool:
-        """Whether the error logged last for the claim was another; notes this one. The kubelet asks again and again."""
+    def _took_note(self, called: Called, error: str) -> bool:
+        """Note the error as the claim's last; False if it was that already. The kubelet asks again and again."""
         if self._said.get(called.uid) == error:
             return False
         if len(self._said) > _SAID:

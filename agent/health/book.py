@@ -212,7 +212,7 @@ class HealthBook:
         """The health of this hardware; healthy if nothing is said of it."""
         return self._health.get(hardware, HEALTHY)
 
-    def to_holder(self, hardware: str, now: float, once: Clears | None = None) -> Health:
+    def for_pod(self, hardware: str, now: float, once: Clears | None = None) -> Health:
         """How this hardware is to the pod that has it, or would be once this has happened to it.
 
         Drains and quarantine are not for it: they keep other pods away.

@@ -128,14 +128,14 @@ class Notes:
                 it.last, it.pod = heard, it.pod or self._pod_of(signal.pid, heard)
                 return
         then = self._wall() - (now - heard)
-        if self._is_more(signal, then, is_going_on=is_going_on) or len(self._waiting) >= _WAITING:
+        if self._count_if_alike(signal, then, is_going_on=is_going_on) or len(self._waiting) >= _WAITING:
             return
         note = Note(signal.hardware, signal.reason, signal.message, then, pid=signal.pid, process=signal.process)
         self._waiting.append(_Waiting(note, heard, self._pod_of(signal.pid, heard)))
         self._news.set()
 
-    def _is_more(self, signal: Signal, then: float, *, is_going_on: bool) -> bool:
-        """Whether a signal belongs to what is noted, and is counted there."""
+    def _count_if_alike(self, signal: Signal, then: float, *, is_going_on: bool) -> bool:
+        """Count a signal with the note that it belongs to; False if there is none."""
         notes = self._of(signal.hardware)
         alike = [it for it in notes if it.reason == signal.reason]
         if not alike:

@@ -305,14 +305,14 @@ def assign(found: Iterable[Found], held: Holdings, stands_for: Mapping[str, str]
         stands_for: name that a template gave → of which value; a device with another value cannot have it, too.
     """
     outcome = Outcome({}, {}, defaultdict(dict))
-    owner: dict[str, str] = {}  # hardware → resource
-    user: dict[str, Device] = {}  # hardware → the last device that got it
+    resource_of: dict[str, str] = {}  # hardware → resource
+    device_with: dict[str, Device] = {}  # hardware → the last device that got it
     values = dict(stands_for)
     if held.by_hardware:
         for it in found:
             for hardware in it.device.hardware:
                 if slots := held.by_hardware.get(hardware):
-                    owner[hardware] = min(resource for resource, _ in slots)
+                    resource_of[hardware] = min(resource for resource, _ in slots)
     bids = [
         (_pull(it.device, candidate, held.by_slot) if held.by_slot else (0, 0), candidate.order, it.ref, candidate, it)
         for it in found
@@ -325,14 +325,14 @@ def assign(found: Iterable[Found], held: Holdings, stands_for: Mapping[str, str]
         if (value := values.get(name, candidate.value)) != candidate.value:
             why: str | None = f"that name stands for {value} already, and this has {candidate.value}"
         else:
-            why = _obstacle(device, candidate, owner, user, outcome.owners[name], held)
+            why = _obstacle(device, candidate, resource_of, device_with, outcome.owners[name], held)
         if why is not None:
             outcome.rejected[it] = (*outcome.rejected.get(it, ()), f"{name} selects it, but {why}")
             continue
         outcome.placed[it] = candidate
         values.setdefault(name, candidate.value)
-        owner.update(dict.fromkeys(device.hardware, name))
-        user.update(dict.fromkeys(device.hardware, device))
+        resource_of.update(dict.fromkeys(device.hardware, name))
+        device_with.update(dict.fromkeys(device.hardware, device))
         outcome.owners[name].update(dict.fromkeys(candidate.ids, it))
     return outcome
 
@@ -364,8 +364,8 @@ def _pull(device: Device, candidate: Candidate, claims: Mapping[SlotKey, Held]) 
 def _obstacle(
     device: Device,
     candidate: Candidate,
-    owner: Mapping[str, str],
-    user: Mapping[str, Device],
+    resource_of: Mapping[str, str],
+    device_with: Mapping[str, Device],
     owners: Mapping[str, Found],
     held: Holdings,
 ) -> str | None:
@@ -378,13 +378,13 @@ def _obstacle(
     name, ids = candidate.resource, candidate.ids
     unshared = len(ids) == 1 and (name, ids[0]) not in held.by_slot
     for hardware in sorted(device.hardware):
-        if (resource := owner.get(hardware, name)) != name:
+        if (resource := resource_of.get(hardware, name)) != name:
             verb = "is held by a pod through" if held.by_hardware.get(hardware) else "belongs to"
             what = hardware if hardware in piece(device) else f"{hardware}, which goes with it,"
-            whole = user.get(hardware)
+            whole = device_with.get(hardware)
             part = f", as part of {whole.key}" if whole is not None and hardware not in piece(whole) else ""
             return f"{what} {verb} {resource}{part}"
-        if (other := user.get(hardware)) is not None and hardware in device.exclusive | other.exclusive:
+        if (other := device_with.get(hardware)) is not None and hardware in device.exclusive | other.exclusive:
             return f"{hardware} is offered as {other.key} already"
         if unshared and hardware in device.exclusive:
             for slot in sorted(held.by_hardware.get(hardware, ())):

@@ -354,7 +354,7 @@ class Preferences:
 class HealthSource(Protocol):
     """The part of the daemon that knows the health of hardware."""
 
-    def to_holder(self, hardware: str, *, reset: bool) -> Health:
+    def health_for_pod(self, hardware: str, *, reset: bool) -> Health:
         """The health of this hardware for the pod that has it, or what it would be after a reset of ours."""
 
     def was_reset(self, hardware: Set[str]) -> None:
@@ -477,7 +477,9 @@ class Starter:
         """
         device = self._there(slot)
         resets = device.hardware if before_reset else frozenset[str]()
-        health = condition(device, lambda name: unseen.get(name) or self._node.to_holder(name, reset=name in resets))
+        health = condition(
+            device, lambda name: unseen.get(name) or self._node.health_for_pod(name, reset=name in resets)
+        )
         if not health.offered:
             raise _refusal(slot, f"is unhealthy: {health.message or health.reason}", "is healthy again")
         return device

@@ -282,7 +282,7 @@ async def test_flapping_hardware_is_logged_once_and_left_alone(node: Node) -> No
                 backend.said = () if n % 2 else (Signal("pci:0", "sick", Verdict.NOW, "It is sick."),)
                 agent.discoverers["cards"].rescan()
                 await until(
-                    lambda: (agent.node.health.to_holder("pci:0", node.clock()).reason == "") == (not backend.said)
+                    lambda: (agent.node.health.for_pod("pci:0", node.clock()).reason == "") == (not backend.said)
                 )
             await settled()
         await node.has(CARDS, healthy=2, unhealthy=2)

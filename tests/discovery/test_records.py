@@ -87,16 +87,16 @@ def test_what_another_source_says_worse_of_a_fault_is_news() -> None:
     """NVML has a number alone; the log says that the error was fatal, or what the GPU needs now."""
     it = Faults()
     mild = Signal("pci:0000:3b:00.0", "xid-154", Verdict.INFO, "…", fault="xid-154 of 0000:3b:00.0")
-    assert it.is_news(mild, "nvml", 1.0)
-    assert it.is_news(replace(mild, verdict=Verdict.NOW), "kmsg", 1.1)
-    assert not it.is_news(replace(mild, hardware="mig:0000:3b:00.0/gi1"), "nvml-ecc", 1.2)
-    assert it.is_news(mild, "nvml", 1.3)  # once more
+    assert it.note(mild, "nvml", 1.0)
+    assert it.note(replace(mild, verdict=Verdict.NOW), "kmsg", 1.1)
+    assert not it.note(replace(mild, hardware="mig:0000:3b:00.0/gi1"), "nvml-ecc", 1.2)
+    assert it.note(mild, "nvml", 1.3)  # once more
 
 
 def test_what_only_one_witness_hears_is_told_each_time_however_much_there_is() -> None:
     it = Faults()
     for number in range(1000):
         signal = Signal("d", "xid-31", Verdict.NOTE, "…", fault=f"xid-31 of {number % 500}")
-        assert it.is_news(signal, "kmsg", number / 1000)
+        assert it.note(signal, "kmsg", number / 1000)
     assert len(it._reports) <= 256
-    assert it.is_news(replace(signal, fault=""), "nvml", 1.0)
+    assert it.note(replace(signal, fault=""), "nvml", 1.0)

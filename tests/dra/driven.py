@@ -104,7 +104,7 @@ class Owners:
         self.inventory.unclaim(ended)
         self.released += ended
 
-    def to_holder(self, hardware: str, *, reset: bool) -> Health:
+    def health_for_pod(self, hardware: str, *, reset: bool) -> Health:
         return HEALTHY
 
     def was_reset(self, hardware: Set[str]) -> None:

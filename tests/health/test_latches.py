@@ -205,11 +205,11 @@ def test_to_its_holder_hardware_is_as_records_and_probes_say_or_as_a_reset_would
     latch(book, 1.0, XID, signal(NOW, "worn-out", "g", clears_on=[OPERATOR]))
     book.probed("fake", {"u": [signal(NOW, "moved", "i", unless_held=True)]}, 1.0)
     book.drain(["d"], "", None, 1.0, 1.0)
-    assert book.to_holder("h", 2.0).reason == "xid-79"
-    assert book.to_holder("h", 2.0, RESET) is HEALTHY
-    assert book.to_holder("g", 2.0, RESET).reason == "worn-out"
-    assert book.to_holder("i", 2.0) is HEALTHY
-    assert book.to_holder("d", 2.0) is HEALTHY
+    assert book.for_pod("h", 2.0).reason == "xid-79"
+    assert book.for_pod("h", 2.0, RESET) is HEALTHY
+    assert book.for_pod("g", 2.0, RESET).reason == "worn-out"
+    assert book.for_pod("i", 2.0) is HEALTHY
+    assert book.for_pod("d", 2.0) is HEALTHY
 
 
 def test_what_is_recorded_in_the_moment_of_a_restart_does_not_date_the_drain_anew() -> None:

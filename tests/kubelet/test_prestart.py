@@ -95,8 +95,8 @@ class House:
         self.backend.asked.append(("look", sorted(units)))
         await self.on_look()
 
-    def to_holder(self, hardware: str, *, reset: bool) -> Health:
-        return self.book.to_holder(hardware, 0.0, Clears.OUR_RESET if reset else None)
+    def health_for_pod(self, hardware: str, *, reset: bool) -> Health:
+        return self.book.for_pod(hardware, 0.0, Clears.OUR_RESET if reset else None)
 
     def was_reset(self, hardware: Set[str]) -> None:
         self.resets.append(hardware)

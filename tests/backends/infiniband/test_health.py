@@ -351,8 +351,8 @@ def test_an_unhealthy_adapter_is_well_once_its_ports_were_active_for_long_enough
     book, options, now = HealthBook(), InfiniBandOptions(ports=wanted), 0.0
     up_since: float | None = None
     for seconds, ports_now in looks:
-        before, now = book.to_holder("rdma:x", now), now + seconds  # whom quarantine does not concern
-        after = book.to_holder("rdma:x", now)
+        before, now = book.for_pod("rdma:x", now), now + seconds  # whom quarantine does not concern
+        after = book.for_pod("rdma:x", now)
         assert after.offered or not before.offered or up_since is None
         if after.offered and not before.offered:
             assert up_since is not None
@@ -362,9 +362,9 @@ def test_an_unhealthy_adapter_is_well_once_its_ports_were_active_for_long_enough
         is_up = (any if wanted == "any" else all)(port.is_active for port in named)
         up_since = (now if up_since is None else up_since) if is_up else None
         if not after.offered:
-            assert not book.to_holder("rdma:x", now).offered
+            assert not book.for_pod("rdma:x", now).offered
         if up_since is not None and now - up_since >= options.up_after:
-            assert book.to_holder("rdma:x", now).offered
+            assert book.for_pod("rdma:x", now).offered
 
 
 def test_a_rate_that_falls_and_a_counter_that_rises_are_degraded_until_they_are_not() -> None:
