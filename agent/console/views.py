@@ -301,7 +301,7 @@ class Signal(msgspec.Struct, frozen=True):
     message: str
     since: float
     counts: bool
-    """Whether it makes the hardware Unhealthy or Degraded now; otherwise it is waited whether it lasts."""
+    """Whether it makes the hardware Unhealthy or Degraded now; if not, it has not lasted long enough yet."""
     clears_on: tuple[str, ...] = ()
     """What ends it, if it is latched."""
     source: str = ""

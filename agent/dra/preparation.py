@@ -248,9 +248,10 @@ class Preparer:
         )
 
     def _in_the_way(self, resource: str, device: Device) -> Iterable[Held]:
-        """What is held and bars this device from all others: of its hardware, by another resource or plugin.
+        """The claims because of which no other pod can have this device.
 
-        By its own resource it is what is exclusive, and the device itself, under another ID.
+        They are of its hardware: all that another resource or plugin gave, and what its own resource gave if that is exclusive
+        or is the device itself under another ID.
         """
         if not any(map(self._house.ledger.holds, device.hardware)):
             return ()

@@ -484,9 +484,9 @@ class Inventory:
         return slots
 
     def _changes_no_slot(self, claim: Held, *, ends: bool = False) -> bool:
-        """Whether deciding again for this claim would write the slots that are there: an Allocate of a thousand tokens saves it.
+        """Whether a decision that counts this claim gives the same slots as the last: an Allocate of a thousand tokens saves it.
 
-        So it is where the claim is about the device that has its ID, and that device alone has all that is there.
+        So it is where the claim is of the device that has its ID, and no other device has any of that hardware.
         """
         is_barred = claim.claim is not None and self.selection.is_by_plugin(claim.resource)
         if (owner := self._owner(claim.slot)) is None or owner.lost or claim.trouble or is_barred:

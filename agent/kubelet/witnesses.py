@@ -324,9 +324,10 @@ def record(plugin_dir: Path) -> tuple[Version | None, Mapping[str, frozenset[str
 
 
 def lack_of_room(plugin_dir: Path) -> str:
-    """Why the kubelet cannot write the file, each time another one beside it; empty if it can, or if that is unknown.
+    """Why the kubelet cannot write its checkpoint; empty if it can, or if that is unknown.
 
-    The kernel knows it without the disk (statvfs(2)). A file system without a fixed number of files says that it has 0.
+    It writes another file beside the one that is there, each time, and then renames that.
+    The kernel knows what room there is without the disk (statvfs(2)). A file system without a fixed number of files says that it has 0.
     """
     try:
         found, size = os.statvfs(plugin_dir), _size(plugin_dir)

@@ -127,7 +127,7 @@ class Running:
         self._missed = 0.0
 
     def missed(self, now: float, *, counts: bool = True) -> float:
-        """The seconds so far in which the process did not run; not `counts`: it did not run at all since the last look."""
+        """The seconds so far in which the process did not run; without `counts`, all since the last look are among them."""
         self._missed += max(0.0, now - self._last - (STEP + LATE if counts else 0.0))
         self._last = now
         return self._missed
