@@ -131,7 +131,7 @@ class Preparer:
         self._giving: set[tuple[str, str]] = set()
         """Slots that are being given, and perhaps not in the ledger yet."""
         self._turns = HardwareQueue()  # for a claim, by its UID: one thing at a time is done about it
-        self._is_collected = False
+        self._is_recalled = self._is_collected = False
         self.adopted = asyncio.Event()
         """Set once all claims that pods have are in the ledger, as far as the kubelet lists them."""
         self._unadopted = Troubles(
@@ -189,6 +189,13 @@ class Preparer:
             raise AllocationRefused(f"{called} cannot be read: {error.sentence.rstrip('.')}. {AGAIN}.") from error
 
     async def _prepare(self, claim: Allocated) -> list[PreparedDevice]:
+        if any(it.claim is not None and it.claim.boot == self._boot for it in self._house.ledger.prepared(claim.uid)):
+            try:
+                await self._recall()  # else what a pod runs with would be made ready again
+            except (PodResourcesError, OSError, NoWorkerError) as error:
+                raise AllocationRefused(
+                    f"Whether ResourceClaim {claim.namespace}/{claim.name} is prepared is not known: {words(error)}. {AGAIN}."
+                ) from error
         given = await self._give(claim)
         if claim.uid not in self._prepared:
             for resource, those in grouped(given, lambda it: it.resource).items():
@@ -374,14 +381,27 @@ class Preparer:
     async def begin(self) -> None:
         """Find what an earlier process of ours has prepared, before anything is; what takes too long is left to `collect`."""
         with anyio.move_on_after(_FIRST_COLLECTION):
-            await self._recall()
             self._is_collected = await self._collect()
 
     async def _recall(self) -> None:
-        """Find which claims are ready since this boot: those that have their specifications."""
+        """Find which claims are ready since this boot, once: those that have their specifications, or that pods run with.
+
+        Raises:
+            PodResourcesError: the kubelet does not say with which pods run.
+            OSError: the directory of specifications cannot be read.
+            NoWorkerError: an earlier call hangs.
+        """
+        if self._is_recalled:
+            return
         there = await self._disk.run(self._files.uids)
         held = (it.claim for it in self._house.ledger.held() if it.claim is not None)
-        self._prepared |= {it.uid for it in held if it.boot == self._boot and it.uid in there}
+        ours = {it.uid for it in held if it.boot == self._boot}
+        self._prepared |= ours & there
+        if left := ours - there:  # another program may have removed their specifications
+            pods = await list_pods(self._house.pod_resources, _LIST_DEADLINE)
+            named = [one for it in pods for one in it.cdi_devices if claim_driver(one)]
+            self._prepared |= {uid for uid in left if any(f"/claim={uid}-" in one for one in named)}
+        self._is_recalled = True
 
     async def collect(self) -> None:
         """End the claims that ended while no process of ours ran, and adopt those that are not recorded; until it is done."""
@@ -396,6 +416,7 @@ class Preparer:
         removed by force, containers may still run.
         """
         try:
+            await self._recall()
             pods = await list_pods(self._house.pod_resources, _LIST_DEADLINE)
             there = await self._disk.run(self._files.left)
         except (PodResourcesError, OSError, NoWorkerError):

@@ -7,22 +7,25 @@ import shutil
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 from grpclib.client import UnaryStreamMethod
 
 from agent.discovery.paths import POLL
 from agent.dra import driver as module
+from agent.dra import preparation
 from agent.dra.driver import DRA_SERVICES, HEALTH_SERVICES
 from agent.kubelet.api import dra as messages
 from agent.kubelet.client import Channel
 from agent.kubelet.wire import Encoded
+from agent.kubelet.witnesses import PodResourcesError, list_pods
 from agent.model import HEALTHY as WELL
 from agent.runtime.limits import SOCKET_PATH_LIMIT
 from agent.simulation.dra import ClaimError
 from tests.background import running
 from tests.dra.driven import DRIVER, POOL, TOY, Stage, only, staged, toy
-from tests.wait import limit, pass_time, settled, until
+from tests.wait import PATIENCE, limit, pass_time, settled, until
 
 HEALTHY, UNHEALTHY = messages.HealthStatus.HEALTHY, messages.HealthStatus.UNHEALTHY
 
@@ -171,6 +174,32 @@ async def test_a_claim_is_unprepared_without_the_api_server_by_a_process_that_di
         async with stage.serving():
             await stage.end("p")
             assert (stage.held(), stage.files) == ({}, {})
+    stage.jobs.close()
+
+
+@pytest.mark.parametrize("is_emptied", [False, True])
+async def test_hardware_that_a_pod_runs_with_is_not_reset_for_a_second_pod_of_its_claim_however_late_its_claims_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_emptied: bool
+) -> None:
+    stage = Stage(tmp_path, "reset")
+    async with stage.kubelet:
+        claim = stage.api.allocate("train", "a")
+        async with stage.serving(stage.driver):
+            await stage.admit("p", claim)
+            listed = await list_pods(stage.kubelet.pod_resources_socket, PATIENCE)
+        monkeypatch.setattr(preparation, "_FIRST_COLLECTION", 0)  # a disk that takes longer
+        stage.lose_record()  # by which a kubelet that has restarted knows what it has had prepared
+        if is_emptied:  # by another program
+            (tmp_path / f"run/cdi/dra.{DRIVER}-claim_uid-train.json").unlink()
+        async with stage.serving():
+            if is_emptied:
+                monkeypatch.setattr(preparation, "list_pods", AsyncMock(side_effect=PodResourcesError("no answer")))
+                with pytest.raises(ClaimError, match="is not known: no answer"):
+                    await stage.admit("q", claim)
+                monkeypatch.setattr(preparation, "list_pods", AsyncMock(return_value=listed))
+            await stage.admit("q", claim)
+            assert stage.asked("prepare") == [["a"]]
+            assert stage.nodes("q") == ["/dev/a"]
     stage.jobs.close()
 
 
