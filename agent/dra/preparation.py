@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -48,7 +48,9 @@ from backends.base import AllocationRefused, Backend, ContainerEdits, Device, Ho
 _WRITE_DEADLINE: Final = 10.0  # seconds that the disk may take; the kubelet waits 45 for all of it (D3)
 _LIST_DEADLINE: Final = 5.0  # seconds
 _FIRST_COLLECTION: Final = 2.0  # seconds that the start waits for the kubelet, the API server and the disk
-_COLLECT_AGAIN: Final = 10.0  # seconds before a kubelet or an API server that did not answer is asked again
+_COLLECT_AGAIN: Final = (
+    10.0  # seconds before a kubelet or an API server that did not answer is asked again, and between looks
+)
 _METADATA: Final = "dra-device-metadata"  # as the helper of Go drivers calls it (kubeletplugin/metadata.go)
 
 log = structlog.get_logger()
@@ -140,12 +142,19 @@ class Preparer:
                 then="trying again; until then no resource changes from DRA to the device plugin API",
             )
         )  # fmt: skip
+        self._unwritten = Troubles(
+            lambda claim: problems.trouble(
+                "dra", f"the CDI specification of {claim} was removed", "claim-not-written", claim=claim,
+                then="writing it again is tried; until then a container of its pods that starts again fails",
+            )
+        )  # fmt: skip
         self._named = Named(house.inventory)
 
     def close(self) -> None:
         """End the idle thread, and what was reported."""
         self._disk.close()
         self._unadopted.tell({})
+        self._unwritten.tell({})
 
     def pools(self, claim: str = "") -> dict[str, str]:
         """Pool → its resource, of what is served now; of what this claim has (its UID), it may have another API since."""
@@ -404,10 +413,32 @@ class Preparer:
         self._is_recalled = True
 
     async def collect(self) -> None:
-        """End the claims that ended while no process of ours ran, and adopt those that are not recorded; until it is done."""
-        while not self._is_collected:
+        """End the claims that ended while no process of ours ran, and adopt those that are not recorded, until it is done.
+
+        What another program removes of /run/cdi is written again, always.
+        """
+        while True:
             await asyncio.sleep(_COLLECT_AGAIN)
-            self._is_collected = await self._collect()
+            self._is_collected = self._is_collected or await self._collect()
+            await self._write_removed()
+
+    async def _write_removed(self) -> None:
+        """Write the specifications of prepared claims that are not there: containers that start again are made from them."""
+        refused = dict[str, str]()
+        with suppress(OSError, NoWorkerError):  # if it lasts, what is prepared is refused with the reason
+            there = await self._disk.run(self._files.uids)
+            for uid in sorted(self._prepared - there):
+                if (named := await self._disk.run(partial(self._files.named, uid))) is None:
+                    continue  # a driver of another name has prepared it
+                called = Called(uid, *named)
+                try:
+                    async with self._turn(uid):
+                        if uid in self._prepared:
+                            await self._prepare(await self._read(called))
+                            log.info("claim-written-again", claim=str(called), uid=uid)
+                except AllocationRefused as error:
+                    refused[str(called)] = error.sentence.removesuffix(f". {AGAIN}.")
+        self._unwritten.tell(refused)
 
     async def _collect(self) -> bool:
         """Try it once; False if not all could be asked.

@@ -203,6 +203,44 @@ async def test_hardware_that_a_pod_runs_with_is_not_reset_for_a_second_pod_of_it
     stage.jobs.close()
 
 
+async def test_a_specification_that_another_program_removes_is_written_again_by_this_process_and_by_the_next(
+    tmp_path: Path,
+) -> None:
+    def remove_all() -> None:
+        for path in (tmp_path / "run/cdi").iterdir():
+            path.unlink()
+
+    stage = Stage(tmp_path, "reset")
+    async with stage.kubelet:
+        async with stage.serving(stage.driver):
+            await stage.admit("p", stage.api.allocate("train", "a"))
+            await stage.admit("monitor", stage.api.allocate("observe", "a", adminAccess=True))
+            before = stage.files
+            remove_all()
+            stage.api.away = "https://10.0.0.1: it does not answer"
+            pass_time(10.0)
+            await until(lambda: len(stage.problems.lasting()) == 2, seen=stage.problems.lasting)
+            assert stage.problems.lasting()[0].sentence.startswith(
+                "the CDI specification of ResourceClaim default/observe was removed: ResourceClaim default/observe cannot be read"
+            )
+            stage.api.away = ""
+            pass_time(10.0)
+            await until(lambda: not stage.problems.lasting())
+            assert stage.files == before
+            await stage.end("monitor")
+        remove_all()
+        async with stage.serving():
+            pass_time(10.0)
+            await until(lambda: stage.files)
+            assert stage.nodes("p") == ["/dev/a"]
+            assert stage.asked("prepare") == [["a"]]
+            await stage.end("p")
+            pass_time(10.0)
+            await settled()
+            assert stage.files == {}
+    stage.jobs.close()
+
+
 # --- what ended while no process of ours ran ---
 
 
