@@ -126,6 +126,8 @@ class ResourceClaim(Struct, frozen=True):
     """Which of several allocations of one device; empty where the device has one."""
     boot: str = ""
     """The machine's boot in which it was prepared: what was done to hardware before, and what lay in /run, is gone."""
+    driver: str = ""
+    """By whose name it was allocated, and the kubelet tells its end; empty in what older versions recorded."""
 
 
 class Held(Struct, frozen=True, gc=False):

@@ -42,7 +42,7 @@ RECORD: Final = "dra.json"
 """In `state_dir`: of which resources the API server may have devices, and who we are to it."""
 
 _MOST_BYTES: Final = 1 << 20  # of that file
-_THREADS: Final = 5  # three connections that read their credentials, the file, and one that hangs
+_THREADS: Final = 8  # connections that read their credentials, two and one for each name; the file; and some that hang
 
 
 class _Record(Struct, frozen=True):
@@ -90,7 +90,13 @@ class Dra:
         """The drivers of which pods have claims while nothing says which: our state was lost."""
         self._recall()
         self._publisher: Publisher | None = None
-        self._driver: Driver | None = None
+        self._drivers: dict[str, Driver] = {}
+        self._name = ""
+        """That of the driver which says how it goes; of the others pods have claims since an earlier configuration."""
+        self._unadopted = set[str]()
+        """The names by which pods may have claims that are not in the ledger."""
+        self._slots = set[tuple[str, str]]()
+        """Those that any of them is giving."""
         self._scope: anyio.CancelScope | None = None
         self._workers = Workers("dra", limit=_THREADS)
         self._adopted = asyncio.Event()
@@ -142,8 +148,8 @@ class Dra:
         """Lists of these resources have changed, or claims on them."""
         if self._publisher is not None:
             self._publisher.changed(resources)
-        if self._driver is not None:
-            self._driver.changed()
+        for driver in self._drivers.values():
+            driver.changed()
 
     def configure(self, config: Config) -> None:
         """Take up a changed configuration."""
@@ -183,6 +189,10 @@ class Dra:
         self._offered = frozenset(self._record.resources if self._record else ())
 
     @property
+    def _driver(self) -> Driver | None:
+        return self._drivers.get(self._name)
+
+    @property
     def _has_claims(self) -> bool:
         return any(it.claim is not None for it in self._house.ledger.held())
 
@@ -198,23 +208,23 @@ class Dra:
         record = self._record
         mine = self._who(self._config.dra) if self._config.uses_dra else None
         has_claims = self._has_claims
-        if self._lost and mine is None:  # what was offered then is to be withdrawn
-            record = self._record = msgspec.structs.replace(self._who(self._config.dra), driver=min(self._lost))
+        if gone := self._lost - {mine.driver if mine is not None else ""}:  # what was offered then is to be withdrawn
+            record = self._record = msgspec.structs.replace(self._who(self._config.dra), driver=min(gone))
         if record is None and mine is None and not has_claims:
             await anyio.sleep_forever()
         self._loaded = await self._workers.start(_load)
         async with anyio.create_task_group() as tasks:
             # of claims the kubelet tells the end, whatever is configured now; and of what was offered, some may not be known
             if mine is not None or has_claims or record is not None:
-                who = mine or record or self._who(self._config.dra)
-                self._start(tasks, who, "DRA", partial(self._drive, who))
+                self._drive_all(tasks, mine, record)
             if (
                 mine is not None and record is not None
             ):  # the credentials of then may be gone: another way of installing
                 record = msgspec.structs.replace(record, kubeconfig=mine.kubeconfig)
             if record is not None and (mine is None or msgspec.structs.replace(record, resources=()) != mine):
                 await self._withdraw(record)
-                self._note_known()
+                if mine is None:
+                    self._note_known()
                 # pods may have unknown claims of these
                 left = self._record.resources if self._record is not None else ()
                 record = msgspec.structs.replace(mine, resources=left) if mine is not None else None
@@ -226,8 +236,22 @@ class Dra:
                 await self._publish(self._record)
             await anyio.sleep_forever()
 
-    async def _drive(self, who: _Record, api: Api) -> None:
-        """Serve the kubelet, until cancelled."""
+    def _drive_all(self, tasks: TaskGroup, mine: _Record | None, record: _Record | None) -> None:
+        """Serve the kubelet by all names that pods have claims of: it tells the end of each to the driver that prepared it."""
+        who = mine or record or self._who(self._config.dra)
+        held = {it.claim.driver for it in self._house.ledger.held() if it.claim is not None}
+        configured = {it.driver for it in (mine, record) if it is not None}
+        names = (held | configured | self._house.cdi.claim_drivers()) - {""}
+        self._name = who.driver if who.driver in names or not names else min(names)
+        self._unadopted = {self._name, *names}
+        for name in sorted(self._unadopted):
+            node = record.node if record is not None and record.driver == name else who.node
+            one = msgspec.structs.replace(who, driver=name, node=node)
+            part = "DRA" if name == self._name else f"DRA as {name}"
+            self._start(tasks, one, part, partial(self._drive, one, frozenset(self._unadopted - {name})))
+
+    async def _drive(self, who: _Record, others: frozenset[str], api: Api) -> None:
+        """Serve the kubelet by one name, until cancelled."""
         from agent.dra.driver import Driver, DriverConfig  # noqa: PLC0415  # `_load` has loaded it
         from agent.dra.preparation import House  # noqa: PLC0415
         from agent.dra.publisher import API  # noqa: PLC0415
@@ -238,9 +262,9 @@ class Dra:
 
         node, agent = self._house, self._config.agent
         parts = node, node.ledger, self._inventory, self._backends, *self._giving, node.cdi
-        driver = self._driver = Driver(
+        driver = self._drivers[who.driver] = Driver(
             DriverConfig(who.driver, who.node, agent.kubelet_root),
-            House(self._config.host, *parts, agent.pod_resources, self._counts),
+            House(self._config.host, *parts, agent.pod_resources, self._counts, self._slots, others),
             claim,
             lambda: [name for name in self._inventory.names() if self.serves(name)],
             self._problems,
@@ -248,13 +272,16 @@ class Dra:
         )
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._note_adopted, driver.preparer.adopted)
+                tasks.start_soon(self._note_adopted, driver)
                 await driver.run()
         finally:
-            self._driver = None
+            del self._drivers[who.driver]
 
-    async def _note_adopted(self, adopted: asyncio.Event) -> None:
-        await adopted.wait()
+    async def _note_adopted(self, driver: Driver) -> None:
+        await driver.preparer.adopted.wait()
+        self._unadopted.discard(driver.config.name)
+        if self._unadopted:
+            return
         self._adopted.set()
         if self._config.uses_dra:  # else only once nothing is offered by DRA any more
             self._note_known()

@@ -96,6 +96,8 @@ class Allocated(Struct, frozen=True):
     """The UIDs of those that it is reserved for."""
     called_in_pod: str = ""
     """The name by which a pod's template made it; empty where pods name the claim itself."""
+    driver: str = ""
+    """By whose name the devices are allocated."""
 
 
 # --- the claim, as the API server has it ---
@@ -184,7 +186,7 @@ def read(claim: Mapping[str, Any], uid: str, namespace: str, name: str, driver: 
     devices = found.status.allocation.devices
     results = tuple(_result(it, called, devices.config) for it in devices.results if it.driver == driver)
     pods = frozenset(it.uid for it in found.status.reserved_for if it.resource == "pods")
-    return Allocated(uid, namespace, name, results, pods, found.metadata.annotations.get(_POD_CLAIM, ""))
+    return Allocated(uid, namespace, name, results, pods, found.metadata.annotations.get(_POD_CLAIM, ""), driver)
 
 
 def _result(found: _Result, called: str, config: Iterable[_Config]) -> Result:
@@ -384,7 +386,7 @@ def _check(result: Result, slot: Slot) -> None:
 
 
 def _held(claim: Allocated, result: Result, candidate: Candidate, grant: Grant, boot: str) -> Held:
-    by = ResourceClaim(claim.uid, claim.namespace, claim.name, *result.key, boot)
+    by = ResourceClaim(claim.uid, claim.namespace, claim.name, *result.key, boot, claim.driver)
     held = Held.of(candidate.resource, grant.id, candidate.backend, grant.device)
     return replace(held, pods=claim.pods, claim=by)
 

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 import anyio
 import structlog
-from msgspec import Struct
+from msgspec import Struct, field
 
 from agent.cdi.directory import UID, ClaimFiles
 from agent.cdi.on_demand import Cdi
@@ -85,6 +85,10 @@ class House(Struct, frozen=True):
     """The kubelet's podresources socket."""
     counts: Counts
     """Has the preparations."""
+    giving: set[tuple[str, str]] = field(default_factory=set)
+    """Slots that are being given by a driver of ours, and perhaps not in the ledger yet."""
+    others: frozenset[str] = frozenset()
+    """The names of drivers that serve, beside this one, what pods have by an earlier configuration."""
 
 
 class Called(Struct, frozen=True):
@@ -130,8 +134,6 @@ class Preparer:
         """UIDs of the claims that are ready since this boot."""
         self._touched: set[str] = set()
         """UIDs of the claims that the kubelet has called us for."""
-        self._giving: set[tuple[str, str]] = set()
-        """Slots that are being given, and perhaps not in the ledger yet."""
         self._turns = HardwareQueue()  # for a claim, by its UID: one thing at a time is done about it
         self._is_recalled = self._is_collected = False
         self.adopted = asyncio.Event()
@@ -231,7 +233,7 @@ class Preparer:
         given = self._choose(claim)
         held = [it for one in given for it in one.held]
         slots = {it.slot for it in held}
-        self._giving |= slots
+        self._house.giving.update(slots)
         try:
             before = self._house.ledger.prepared(claim.uid)
             if any(claims.is_stale(it, claim) for it in before):
@@ -240,14 +242,14 @@ class Preparer:
             if held and held != before:
                 await self._house.node.allocated(held)
         finally:
-            self._giving -= slots
+            self._house.giving.difference_update(slots)
         return given
 
     def _choose(self, claim: Allocated) -> tuple[Given, ...]:
         pools = self.pools(claim.uid)
         wanted = {(it.pool, it.device) for it in claim.results}
         candidates = {it: self._candidate(pools.get(it[0]), it[1]) for it in wanted}
-        return claims.give(claim, candidates, self._boot, self._giving, is_prepared=claim.uid in self._prepared)
+        return claims.give(claim, candidates, self._boot, self._house.giving, is_prepared=claim.uid in self._prepared)
 
     def _candidate(self, resource: str | None, device: str) -> Candidate | None:
         if resource is None or (found := self.devices(resource).get(device)) is None or found.placed is None:
@@ -404,7 +406,7 @@ class Preparer:
             return
         there = await self._disk.run(self._files.uids)
         held = (it.claim for it in self._house.ledger.held() if it.claim is not None)
-        ours = {it.uid for it in held if it.boot == self._boot}
+        ours = {it.uid for it in held if it.boot == self._boot and it.driver not in self._house.others}
         self._prepared |= ours & there
         if left := ours - there:  # another program may have removed their specifications
             pods = await list_pods(self._house.pod_resources, _LIST_DEADLINE)
@@ -454,11 +456,13 @@ class Preparer:
             return False
         listed = {(it.namespace, it.claim): it.cdi_devices for it in pods if it.claim}
         recorded = {it.claim.uid: it.claim for it in self._house.ledger.held() if it.claim is not None}
-        missing = [it for it in recorded.values() if (it.namespace, it.name) not in listed]
+        others = self._house.others  # which do the same for theirs
+        missing = [it for it in recorded.values() if (it.namespace, it.name) not in listed and it.driver not in others]
         known = {(it.namespace, it.name) for it in recorded.values()}
         prefix = self._files.name("")
         of_ours = {it: next(filter(None, map(claim_driver, cdi)), "") for it, cdi in listed.items() if it not in known}
-        lost = [(*it, driver) for it, driver in of_ours.items() if driver]  # which may have had another name
+        theirs = {it: driver for it, driver in of_ours.items() if driver and driver not in others}
+        lost = [(*it, driver) for it, driver in theirs.items()]  # which may have had another name
         done = [await self._collect_one(it) for it in missing]
         refused = dict[str, str]()
         adopted = [await self._adopt(*it, refused) for it in lost]

@@ -131,6 +131,7 @@ class Stage:
         self.jobs = Jobs(HardwareQueue(), self._look)
         self.kubelet = Kubelet(root / "k", serves_dra=True, clock=Clock(FAST))
         self.problems, self.counts = Problems(), Counts()
+        self.giving: set[tuple[str, str]] = set()
         self.serves = [TOY, SHARED]
         for key in "abc":
             self.found(toy(key, attributes={"is": ("toy",)}))
@@ -153,14 +154,15 @@ class Stage:
     def sick(self, key: str, why: str = "it does not answer") -> None:
         self.inventory.set_health({f"toy:{key}": Health(State.UNHEALTHY, "dead", why)})
 
-    def another_process(self, name: str = DRIVER) -> Driver:
+    def another_process(self, name: str = DRIVER, *others: str) -> Driver:
+        """One that serves this name; `others` are served beside it."""
         backends = {KIND: self.backend}
         allocator = Allocator(self.inventory, backends, self.jobs, self.owners.allocated)
         starter = Starter(self.inventory, self.ledger, backends, self.jobs, self.owners)
         cdi = Cdi(self.host, self.root / "state", self.inventory, backends)
         house = House(
             self.host, self.owners, self.ledger, self.inventory, backends, allocator, starter, cdi,
-            self.kubelet.pod_resources_socket, self.counts,
+            self.kubelet.pod_resources_socket, self.counts, self.giving, frozenset(others),
         )  # fmt: skip
         config = DriverConfig(name, NODE, self.kubelet.root)
         return Driver(config, house, self.api.get, lambda: self.serves, self.problems, wall=lambda: 1000.0)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
@@ -16,15 +18,17 @@ from agent.discovery.paths import POLL
 from agent.dra import driver as module
 from agent.dra import preparation
 from agent.dra.driver import DRA_SERVICES, HEALTH_SERVICES
+from agent.dra.names import pool_name
 from agent.kubelet.api import dra as messages
 from agent.kubelet.client import Channel
 from agent.kubelet.wire import Encoded
 from agent.kubelet.witnesses import PodResourcesError, list_pods
 from agent.model import HEALTHY as WELL
+from agent.model import Held
 from agent.runtime.limits import SOCKET_PATH_LIMIT
-from agent.simulation.dra import ClaimError
+from agent.simulation.dra import ClaimError, ClaimKey
 from tests.background import running
-from tests.dra.driven import DRIVER, POOL, TOY, Stage, only, staged, toy
+from tests.dra.driven import DRIVER, NODE, POOL, SHARED, TOY, Stage, only, staged, toy
 from tests.wait import PATIENCE, limit, pass_time, settled, until
 
 HEALTHY, UNHEALTHY = messages.HealthStatus.HEALTHY, messages.HealthStatus.UNHEALTHY
@@ -349,6 +353,57 @@ async def test_a_driver_of_another_name_knows_what_pods_have_by_the_one_before(t
             async with limit():
                 await other.preparer.adopted.wait()
             assert stage.held() == {"a": "train"}
+    stage.jobs.close()
+
+
+async def test_drivers_of_two_names_take_up_each_its_own_claims_and_never_one_token_for_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, names = Stage(tmp_path), (DRIVER, "other.example.com")
+    tokens = {"pool": pool_name(NODE, SHARED), "device": "kvm", "consumedCapacity": {"tokens": "1"}}
+
+    @asynccontextmanager
+    async def both() -> AsyncIterator[None]:
+        drivers = [stage.another_process(name, other) for name, other in (names, names[::-1])]
+        async with running(drivers[0].run), running(drivers[1].run):
+            async with limit():
+                for it in drivers:
+                    await it.preparer.adopted.wait()
+            await until(lambda: all(stage.drivers.connected(name) for name in names))
+            yield
+
+    async with stage.kubelet:
+        async with both():
+            for number, name in enumerate(names):
+                result = {"request": "r", "driver": name, "shareID": f"s{number}", **tokens}
+                key = stage.api.put(f"c{number}", [result])
+                await stage.admit(f"p{number}", ClaimKey(name, key.uid, key.name))
+        for uid in ("uid-c0", "uid-c1"):
+            stage.inventory.unclaim(stage.ledger.unprepared(uid))
+        get, asked = stage.api.get, stage.api.asked
+
+        async def at_once(namespace: str, name: str) -> Mapping[str, Any]:
+            found = await get(namespace, name)
+            await until(lambda: stage.api.asked >= asked + 2, "both drivers have asked")
+            return found
+
+        keep, kept = stage.owners.allocated, list[Held]()
+
+        async def keep_at_once(given: Sequence[Held]) -> None:
+            kept.extend(given)
+            await until(lambda: len(kept) >= len(names), "both drivers have chosen a token")
+            await keep(given)
+
+        monkeypatch.setattr(stage.api, "get", at_once)
+        monkeypatch.setattr(stage.owners, "allocated", keep_at_once)
+        async with both():
+            assert sorted(stage.held().values()) == ["c0", "c1"]
+            assert {it.claim.driver for it in stage.ledger.held() if it.claim is not None} == set(names)
+            assert stage.problems.lasting() == []
+            assert stage.api.asked == asked + 2
+            await stage.end("p0")
+            await stage.end("p1")
+            assert (stage.held(), stage.files) == ({}, {})
     stage.jobs.close()
 
 

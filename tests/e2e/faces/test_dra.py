@@ -80,10 +80,12 @@ async def test_the_api_server_has_the_devices_as_they_come_and_go_and_the_kubele
         await offers(server, "dev-w2", "dev-w3")
 
 
-async def allocated(server: ApiServer, name: str, *devices: str, resource: str = WIDGET) -> ClaimKey:
+async def allocated(
+    server: ApiServer, name: str, *devices: str, resource: str = WIDGET, driver: str = "fairlead.dev"
+) -> ClaimKey:
     """A claim to which a scheduler has given these devices."""
     pool = f"{NODE}/{resource}"
-    results = [{"request": "it", "driver": "fairlead.dev", "pool": pool, "device": it} for it in devices]
+    results = [{"request": "it", "driver": driver, "pool": pool, "device": it} for it in devices]
     made = server.objects.put(
         f"namespaces/default/resourceclaims/{name}",
         {
@@ -95,7 +97,7 @@ async def allocated(server: ApiServer, name: str, *devices: str, resource: str =
             },
         },
     )
-    return ClaimKey("fairlead.dev", made["metadata"]["uid"], name)
+    return ClaimKey(driver, made["metadata"]["uid"], name)
 
 
 async def test_a_pod_gets_its_device_by_a_claim_and_gives_it_back(node: Node, server: ApiServer) -> None:
@@ -242,6 +244,50 @@ async def test_a_resource_changes_its_api_with_the_drivers_name_only_once_all_cl
         node.mknod("w1")
         await node.registered(WIDGET)
         assert node.kubelet.resources[WIDGET].healthy == {"w2"}
+
+
+async def test_pods_end_though_the_drivers_name_was_changed_and_nothing_is_served_by_dra_any_more(
+    node: Node, server: ApiServer
+) -> None:
+    node.mknod("w1", "w2")
+    node.kubelet.serves_dra = True
+    await node.kubelet.restart()
+    drivers = node.kubelet.drivers
+
+    async def admit(pod: str, device: str, driver: str) -> None:
+        await until(lambda: drivers.connected(driver))
+        await drivers.admit(pod, [await allocated(server, pod, device, driver=driver)])
+
+    def named(driver: str) -> str:
+        return f'{dra(server, node)}driver = "{driver}"\n'
+
+    async with agent(node, claimed(), named("first.dev")):
+        await offers(server, "dev-w1", "dev-w2")
+        await admit("first", "dev-w1", "first.dev")
+        await admit("second", "dev-w2", "first.dev")
+        node.config(claimed(), named("other.dev"))
+        await until(lambda: {it["spec"]["driver"] for it in server.objects.slices.values()} == {"other.dev"})
+        await until(lambda: drivers.connected("first.dev"))
+        await drivers.end("second")
+        await admit("third", "dev-w2", "other.dev")
+    async with agent(node, chardev()):  # as it was before anybody tried DRA
+        await node.registered(WIDGET)
+        assert node.kubelet.resources[WIDGET].healthy == set()
+        assert server.objects.slices == {}
+    for file in (node.root / "cdi").iterdir():
+        file.unlink()
+    async with agent(node, chardev()):
+        await until(lambda: drivers.connected("first.dev") and drivers.connected("other.dev"))
+        await drivers.end("first")
+        await until(lambda: node.kubelet.resources[WIDGET].healthy == {"w1"})
+        await drivers.end("third")
+        await until(lambda: node.kubelet.resources[WIDGET].healthy == {"w1", "w2"})
+    async with agent(node, chardev()) as it:
+        await node.registered(WIDGET)
+        node.mknod("w3")
+        await until(lambda: node.kubelet.resources[WIDGET].healthy == {"w1", "w2", "w3"})
+        assert not it.said("dra-serving")
+        assert list((node.root / "cdi").iterdir()) == []
 
 
 async def test_a_node_that_is_installed_in_another_way_goes_on_with_the_slices_that_it_has(
