@@ -43,6 +43,9 @@ _SWITCH_MANAGEMENT_IDS: Final = ("15b3", "0087")
 """Their subsystem where that data cannot be read (only root may): of all four in the udev database of a DGX B200 in
 canonical/checkbox, DISK_SAMSUNG_KIOXIA.txt; its adapters for computing have 15b3:0050."""
 
+_NVIDIA_GPUS: Final = HostPath("/proc/driver/nvidia/gpus")
+_MINOR: Final = re.compile(r"^Device Minor:\s*(\d+)\s*$", re.MULTILINE)
+
 _Thing = TypeVar("_Thing")
 
 
@@ -76,6 +79,28 @@ def busy_disks(host: Host, function: pci.Function) -> Iterator[str]:
         except OSError as error:
             if not_short(error).errno == errno.EBUSY:
                 yield f"has the disk {name}, which something uses"
+
+
+def opened_by(host: Host, function: pci.Function) -> str | None:
+    """Which process has a GPU of NVIDIA's driver open, in the same words; None if none is seen.
+
+    The driver does not let go of such a GPU, nor does it say so: the write to `unbind` first takes the GPU from its list, and then
+    waits for ever ("Attempting to remove device ... with non-zero usage count!", nv_pci_remove_helper in kernel-open/nvidia/nv-pci.c).
+    A reset would leave a GPU that the driver believes to be initialized; once the last process has closed it, it is not. The
+    process is often nvidia-persistenced. Processes are seen where /proc is the host's.
+    """
+    if function.driver != "nvidia":
+        return None
+    minor = _MINOR.search(sysfs.text(host, _NVIDIA_GPUS / function.address / "information") or "")
+    if minor is None:
+        return None
+    proc, node = HostPath("/proc"), f"nvidia{minor[1]}"
+    for process in filter(str.isdecimal, sysfs.names(host, proc)):
+        files = proc / process / "fd"
+        if any(sysfs.linked_name(host, files / name) == node for name in sysfs.names(host, files)):
+            named = sysfs.attribute(host, proc / process / "comm") or "a process"
+            return f"is open in {named} (process {process}), which its driver would wait for"
+    return None
 
 
 def subfunctions(function: pci.Function) -> int:

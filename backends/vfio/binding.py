@@ -17,7 +17,7 @@ from msgspec import Struct
 from backends.base import Host, HostPath, Node, NotReady
 from backends.errors import reason_of
 from backends.linux import iommu, pci, udev
-from backends.linux.host_uses import busy_disks, uses
+from backends.linux.host_uses import busy_disks, opened_by, uses
 from backends.linux.iommu import Group, Member
 from backends.linux.kernel import Kernel, Notes, explained
 from backends.linux.nodes import NoNodeError, device_node, is_device_node
@@ -204,7 +204,7 @@ class Binder:
     # --- one function ---
 
     def _check(self, address: str, resource: VfioResource) -> None:
-        """Check again whether the host needs it: a disk may have been mounted."""
+        """Check again whether the host needs it, a disk may have been mounted; and whether its driver would let go of it."""
         function = pci.read(self._host, address)
         if function is None:
             raise NotReady(f"{address} is gone")
@@ -213,6 +213,7 @@ class Binder:
         need = need_of(self._host, function, resource)
         if need is None and address not in resource.spec.options.force:
             need = next(busy_disks(self._host, function), None)
+        need = need or opened_by(self._host, function)
         if need is not None:
             raise NotReady(f"{address} {need}")
 
