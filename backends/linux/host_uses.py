@@ -34,7 +34,9 @@ drivers/net/ppp/pppoe.c). The kernel links ppp0, which has the route, to no card
 
 _NVME_PATH: Final = re.compile(r"nvme(\d+)c\d+n(\d+)")  # the path by one of the controllers that lead to a disk
 _ETHERNET: Final = "0200"
-_IN_USER_SPACE: Final = frozenset({"uio_pci_generic", "igb_uio"})  # drivers that make no interface
+MAKE_NO_INTERFACE: Final = frozenset({"uio_pci_generic", "igb_uio", "vp-vdpa", "pci-stub"})
+"""Drivers of network cards that make none: for user space, for a vDPA device (drivers/vdpa/virtio_pci/vp_vdpa.c), for nobody
+(drivers/pci/pci-stub.c)."""
 _NVIDIA, _INFINIBAND = "15b3", "0207"
 _SWITCH_MANAGEMENT: Final = b"SMDL=SW_MNG"
 """In the vital product data of the adapters by which Fabric Manager reaches the NVSwitches of an HGX B200 or B300, and in that
@@ -249,7 +251,7 @@ def _networks(host: Host, function: pci.Function, *, named: bool) -> Iterator[st
         if (
             function.kind.startswith(_ETHERNET)
             and function.driver is not None
-            and function.driver not in _IN_USER_SPACE
+            and function.driver not in MAKE_NO_INTERFACE
         ):
             yield "is a network card whose interface cannot be seen: a pod may have it, or /sys is not the host's own"
         return
