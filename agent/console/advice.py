@@ -244,7 +244,8 @@ REASONS: Final[Mapping[str, Advice]] = {
     ),
     "pci-recovery-failed": Advice(
         "the kernel could not recover it from a PCI Express error",
-        "If the log says Non-Fatal and it works, `fairlead undrain` it. Else move its pods away and reboot the node. " + _FAULTY_CARD,
+        "If the log says Non-Fatal and it works, `fairlead undrain` it. Else move its pods away and reboot the node. "
+        + _FAULTY_CARD,
         "dmesg | grep -e {address} -e AER",
         _LATCHED,
     ),
