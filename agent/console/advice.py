@@ -244,8 +244,7 @@ REASONS: Final[Mapping[str, Advice]] = {
     ),
     "pci-recovery-failed": Advice(
         "the kernel could not recover it from a PCI Express error",
-        "If the log says Non-Fatal and it works, `fairlead undrain` it. Else move its pods away and reboot the node. "
-        + _FAULTY_CARD,
+        "Where dmesg says Non-Fatal and it works, `undrain` it; else move its pods away and reboot. " + _FAULTY_CARD,
         "dmesg | grep -e {address} -e AER",
         _LATCHED,
     ),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Final, TypeVar
@@ -45,6 +46,9 @@ _SWITCH_MANAGEMENT_IDS: Final = ("15b3", "0087")
 """Their subsystem where that data cannot be read (only root may): of all four in the udev database of a DGX B200 in
 canonical/checkbox, DISK_SAMSUNG_KIOXIA.txt; its adapters for computing have 15b3:0050."""
 
+NVIDIAS_GPUS: Final = threading.Lock()
+"""Held by what opens GPUs of NVIDIA's driver for a question, and by what finds that none is open and takes one from that driver or
+resets it: neither may begin while the other is at it."""
 _NVIDIA_GPUS: Final = HostPath("/proc/driver/nvidia/gpus")
 _MINOR: Final = re.compile(r"^Device Minor:\s*(\d+)\s*$", re.MULTILINE)
 
