@@ -159,6 +159,8 @@ class Publisher:
         self._changed = Doorbell()
         self._seen: dict[str, Seen] = {}
         self._is_seen = self._is_told = False
+        self._updates = 0
+        """Changes that the watch and lists have made to `_seen`."""
         self._recorded, self._record = frozenset(offered), record
         self._version = ""
         """Of the list or the last line of the watch; empty: it has to be listed."""
@@ -238,19 +240,24 @@ class Publisher:
     async def _list(self, api: Api) -> None:
         """Take in all slices of ours.
 
+        A watch that goes on meanwhile may be ahead of the answer, and tells nothing twice: then they are listed again.
+
         Raises:
             ApiError: the API server does not tell.
         """
-        found: dict[str, Seen] = {}
         more = ""
         self._own.clear()
         while True:
+            if not more:
+                found, updates = dict[str, Seen](), self._updates
             path = f"{_SLICES}?fieldSelector={self._where}&limit={_PAGE}{f'&continue={more}' if more else ''}"
             part = read(await api.call("GET", path), _List)
             found.update((it.metadata.name, self._noted(it)) for it in part.items)
-            if not (more := part.metadata.continue_):
+            more = part.metadata.continue_ if updates == self._updates else ""
+            if updates == self._updates and not more:
                 break
         self._seen, self._is_seen, self._version = found, True, part.metadata.resource_version
+        self._updates += 1
         self._unread.healed()
         self._changed.set()
 
@@ -280,6 +287,7 @@ class Publisher:
         else:
             self._seen[it.metadata.name] = self._noted(it)
         self._is_told = True
+        self._updates += 1
         self._changed.set()
 
     def _noted(self, it: _Slice) -> Seen:
@@ -355,7 +363,8 @@ class Publisher:
                     is_outdated = True
                     with suppress(ApiError):
                         await self._list(api)
-                    continue
+                        continue
+                is_outdated = False
                 if error.status:
                     self._unwritten.report_once(error.sentence)
                 until = self._clock() + tries.next()

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from agent.dra.slices import MOST_DEVICES
 from agent.health.book import DRAINED
+from agent.kubernetes.api import ApiError
 from agent.model import HEALTHY, Health, State
 from backends.base import Device
 from tests.dra.stage import DRIVER, NODE, Stage, by_claim, claimed
@@ -140,6 +141,55 @@ async def test_a_write_that_comes_too_late_is_made_again_with_what_is_there() ->
         pass_time(30)
         await settled()
         assert stage.shown(GPU) == {"0000-00-00-0": ""}
+
+
+@pytest.mark.parametrize("deleted", [GPU, STICK, "neither, and the list is refused"])
+async def test_slices_that_a_kubelet_deletes_while_they_are_listed_after_a_conflict_are_there_again(
+    monkeypatch: pytest.MonkeyPatch, deleted: str
+) -> None:
+    stage = Stage(claimed(GPU), claimed(STICK))
+    stage.find(*cards(1), device("stick", STICK))
+    call, conflicts = stage.api.call, [409]
+
+    async def answered_late(method: str, path: str, *args: Any) -> bytes:
+        answer = await call(method, path, *args)
+        if "fieldSelector" in path and not conflicts:
+            monkeypatch.undo()
+            if deleted not in (GPU, STICK):
+                raise ApiError("too many requests", 429)
+            for name, it in stage.objects.slices.items():
+                if it["spec"]["pool"]["name"] == f"{NODE}/{deleted}":
+                    stage.objects.remove(f"resourceslices/{name}")
+            for _ in range(5):  # the watch, which has a connection of its own, tells of it first
+                await asyncio.sleep(0)
+        return answer
+
+    monkeypatch.setattr(stage.api, "call", answered_late)
+    async with stage.running():
+        stage.objects.refuses = lambda method, _path: conflicts.pop() if method == "PUT" and conflicts else None
+        stage.say("0000:00:00.0", SICK)
+        await settled()
+        pass_time(30)
+        await settled()
+        assert stage.shown(GPU) == {"0000-00-00-0": f"{DRIVER}/unhealthy=xid-79:NoSchedule"}
+        assert stage.shown(STICK) == {"stick": ""}
+        assert stage.problems.lasting() == []
+
+
+async def test_a_write_that_conflicts_again_and_again_has_the_slices_listed_before_each_further_try() -> None:
+    stage = Stage(claimed(GPU))
+    stage.find(*cards(1))
+    async with stage.running():
+        conflicts = [409] * 3
+        stage.objects.refuses = lambda method, _path: conflicts.pop() if method == "PUT" and conflicts else None
+        (name,) = stage.objects.slices
+        stage.say("0000:00:00.0", SICK)
+        await settled()
+        stage.objects.kept.pop(f"resourceslices/{name}")  # and nobody tells
+        assert conflicts == [409]
+        pass_time(30)
+        await settled()
+        assert stage.shown(GPU)["0000-00-00-0"]
 
 
 async def test_a_watch_that_is_too_old_begins_again_with_a_list() -> None:
