@@ -63,9 +63,10 @@ class Rate:
             self._space.reset()
         return max(0.0, (1 - self._room) * self._space.delay)
 
-    def spent(self, updates: int) -> None:
-        """So many updates were sent."""
-        self._room -= updates
+    def spent(self) -> None:
+        """An update was sent; many at once, of pools with many slices, cost no more than the longest wait."""
+        self.wait()  # takes in what time has earned
+        self._room = max(0.0, self._room - 1)
         if self._room < 1:
             self._space.next()
 
@@ -386,7 +387,8 @@ class Publisher:
         for it in self._plan():
             if it.pool in refused:
                 continue
-            rate.spent(bool(it.slice and it.version))
+            if it.slice and it.version:
+                rate.spent()
             try:
                 await self._write(api, it)
             except ApiError as error:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from agent.dra.publisher import Rate
 from agent.dra.slices import MOST_DEVICES
 from agent.health.book import DRAINED
 from agent.kubernetes.api import ApiError
@@ -222,6 +224,36 @@ async def test_a_storm_of_a_thousand_changes_makes_few_writes_and_the_last_one_i
         stage.say("0000:03:00.0", HEALTHY)
         await settled()
         assert stage.shown(GPU)["0000-03-00-0"] == ""
+
+
+async def test_many_slices_that_change_at_once_hold_up_no_later_change_for_more_than_5_s() -> None:
+    names = [f"example.com/r{number}" for number in range(10)]
+    stage = Stage(*map(claimed, names))
+    stage.find(*(device(name, name) for name in names))
+    async with stage.running():
+        for name in names:
+            stage.say(name, SICK)
+        await settled()
+        assert all(it.endswith("NoSchedule") for name in names for it in stage.shown(name).values())
+        for name in names:
+            stage.say(name, HEALTHY)
+        stage.objects.wipe()
+        await settled()
+        pass_time(5)
+        await settled()
+        assert {it for name in names for it in stage.shown(name).values()} == {""}
+        assert all(map(stage.shown, names))
+
+
+def test_while_changes_go_on_there_is_an_update_every_5_s() -> None:
+    now = [0.0]
+    rate, sent = Rate(lambda: now[0]), list[float]()
+    while now[0] < 60:
+        now[0] += rate.wait()
+        sent.append(now[0])
+        rate.spent()
+    assert sent[:6] == [0.0, 0.0, 0.0, 0.0, 0.0, 2.0]
+    assert [after - before for before, after in pairwise(sent[-9:])] == [5.0] * 8
 
 
 async def test_what_a_mistake_of_ours_has_left_half_done_is_done_when_it_runs_again() -> None:
