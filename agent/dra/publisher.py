@@ -42,6 +42,7 @@ _SPACED, _MOST_SPACED = 1.0, 5.0  # seconds between two updates after that; doub
 _LONGEST_PAUSE: Final = (
     10.0  # seconds after a failure: a pod that waits for a device waits for the kubelet's next try, too
 )
+_RECORD_AGAIN: Final = 30.0  # seconds before the record is tried again that could not be kept, though nothing changes
 
 
 class Rate:
@@ -135,7 +136,7 @@ class Publisher:
         problems: Problems,
         counts: Counts,
         offered: Iterable[str] = (),
-        record: Callable[[frozenset[str]], Awaitable[None]] | None = None,
+        record: Callable[[frozenset[str]], Awaitable[bool]] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -150,7 +151,7 @@ class Publisher:
             counts: has the slices that were written.
             offered: the resources of which the API server may have devices, by an earlier run.
             record: keeps these, before the API server has another and after it has one no more: what it has is not to be
-                given out by device plugin, whatever is configured later.
+                given out by device plugin, whatever is configured later. Returns whether it could.
             clock: monotonic seconds.
             wall: seconds since the epoch.
         """
@@ -382,7 +383,8 @@ class Publisher:
             ApiError: something could not be written.
         """
         until = await self._decide()
-        await self._keep(self._recorded | self._pools.keys())
+        offered = self._recorded | self._pools.keys()
+        await self._keep(offered)
         refused: dict[str, ApiError] = {}
         for it in self._plan():
             if it.pool in refused:
@@ -395,17 +397,17 @@ class Publisher:
                 if not error.is_final or error.status in _OUTDATED:
                     raise
                 refused[it.pool] = error
-        await self._keep(frozenset(it for it in self._recorded if it in self._pools or self.has(it)))
+        if not await self._keep(frozenset(it for it in offered if it in self._pools or self.has(it))):
+            until = min(self._clock() + _RECORD_AGAIN, math.inf if until is None else until)
         if refused:
             raise next(iter(refused.values()))
         return until
 
-    async def _keep(self, offered: frozenset[str]) -> None:
-        """Have it kept of which resources the API server may have devices."""
-        if offered != self._recorded:
-            if self._record is not None:
-                await self._record(offered)
+    async def _keep(self, offered: frozenset[str]) -> bool:
+        """Have it kept of which resources the API server may have devices; returns whether it is."""
+        if offered != self._recorded and (self._record is None or await self._record(offered)):
             self._recorded = offered
+        return offered == self._recorded
 
     async def _write(self, api: Api, it: Write) -> None:
         """Make, replace or delete one slice.

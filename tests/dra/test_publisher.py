@@ -259,9 +259,10 @@ def test_while_changes_go_on_there_is_an_update_every_5_s() -> None:
 async def test_what_a_mistake_of_ours_has_left_half_done_is_done_when_it_runs_again() -> None:
     fails = [True]
 
-    async def record(_offered: frozenset[str]) -> None:
+    async def record(_offered: frozenset[str]) -> bool:
         if fails.pop():
             raise LookupError
+        return True
 
     stage = Stage(claimed(GPU), record=record)
     stage.find(*cards(1))
@@ -272,6 +273,29 @@ async def test_what_a_mistake_of_ours_has_left_half_done_is_done_when_it_runs_ag
     async with stage.running():
         assert len(stage.shown(GPU)) == 1
     assert fails == [False], "before it writes, it has had it kept of what"
+
+
+async def test_the_record_of_what_the_api_server_has_is_tried_again_until_there_is_room_for_it() -> None:
+    tried = list[frozenset[str]]()
+
+    async def record(offered: frozenset[str]) -> bool:
+        tried.append(offered)
+        return len(tried) > 4
+
+    stage = Stage(claimed(GPU), claimed(STICK), record=record, recorded=["example.com/gone"])
+    stage.find(*cards(1), device("stick", STICK))
+    async with stage.running():
+        assert stage.shown(GPU)
+        assert tried == [{GPU, STICK, "example.com/gone"}, {GPU, STICK}]
+        for _ in range(3):
+            pass_time(30)
+            await settled()
+        assert tried[2:] == [
+            {GPU, STICK, "example.com/gone"},
+            {GPU, STICK},
+            {GPU, STICK, "example.com/gone"},
+            {GPU, STICK},
+        ]
 
 
 async def test_while_the_api_server_is_away_one_problem_is_told_and_afterwards_all_is_right() -> None:
