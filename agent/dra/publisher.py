@@ -308,8 +308,9 @@ class Publisher:
         stale, self._stale = self._stale, set()
         resources, ready = self._inventory.selection.resources, self._inventory.ready_kinds
         served = {name: it for name, it in resources.items() if it.spec.serve == "dra" and it.spec.backend in ready}
-        for name in self._pools.keys() - served.keys():
-            del self._pools[name], self._offered[name], self._made[name]
+        for name in self._offered.keys() - served.keys():
+            for made in (self._offered, self._made, self._pools):  # after a mistake of ours, not all may have it
+                made.pop(name, None)
         fresh = {name for name in served if stale is None or name in stale or name not in self._pools}
         for name in fresh:
             listed = self._inventory.slots(name), self._inventory.claims(name)

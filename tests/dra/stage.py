@@ -48,14 +48,14 @@ class Stage:
         record: Callable[[frozenset[str]], Awaitable[bool]] | None = None,
         recorded: Iterable[str] = (),
     ) -> None:
-        backends: dict[str, Backend[Any]] = {KIND: Fake(*resources)}
-        self.inventory = Inventory(resources, backends)
+        self.backends: dict[str, Backend[Any]] = {KIND: Fake(*resources)}
+        self.inventory = Inventory(resources, self.backends)
         self.objects = Objects(NODE)
         self.api = CalledObjects(self.objects)
         self.problems, self.counts = Problems(), Counts()
         self.clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
         settings = Settings(DRIVER, NODE, frozenset(no_execute), Eviction(after, 1))
-        known = self.inventory, backends, self.problems, self.counts
+        known = self.inventory, self.backends, self.problems, self.counts
         self.publisher = Publisher(settings, *known, recorded, record, clock=self.clock)
 
     def find(self, *devices: Device) -> None:

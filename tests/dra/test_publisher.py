@@ -17,7 +17,7 @@ from agent.kubernetes.api import ApiError
 from agent.model import HEALTHY, Health, State
 from backends.base import Device
 from tests.dra.stage import DRIVER, NODE, Stage, by_claim, claimed
-from tests.fakes import KIND, device, held, resource
+from tests.fakes import KIND, device, held, reconfigure, resource
 from tests.wait import pass_time, settled, until
 
 GPU, STICK = "example.com/gpu", "example.com/stick"
@@ -273,6 +273,20 @@ async def test_what_a_mistake_of_ours_has_left_half_done_is_done_when_it_runs_ag
     async with stage.running():
         assert len(stage.shown(GPU)) == 1
     assert fails == [False], "before it writes, it has had it kept of what"
+
+
+async def test_a_resource_that_is_removed_after_a_mistake_of_ours_holds_up_no_other() -> None:
+    kept, removed = claimed(GPU), claimed(STICK)
+    stage = Stage(kept, removed)
+    stage.find(*cards(1), device("stick", STICK))
+    fake = stage.backends.pop(KIND)
+    with pytest.RaisesGroup(KeyError):
+        async with stage.running():
+            await settled()
+    stage.backends[KIND] = fake
+    reconfigure(stage.inventory, [kept], stage.backends)
+    async with stage.running():
+        assert stage.shown(GPU) == {"0000-00-00-0": ""}
 
 
 async def test_the_record_of_what_the_api_server_has_is_tried_again_until_there_is_room_for_it() -> None:
