@@ -218,7 +218,7 @@ class Publisher:
 
     async def watch(self, api: Api) -> None:
         """Follow our slices, until cancelled."""
-        tries, self._version = backoff(_LONGEST_PAUSE), ""
+        tries, self._version, is_gone = backoff(_LONGEST_PAUSE), "", False
         while True:
             try:
                 if not self._version:
@@ -227,13 +227,15 @@ class Publisher:
                 before = self._version
                 await api.watch(f"{_SLICES}?{query}&resourceVersion={self._version}", "application/json", self._take)
                 self._unread.healed()
+                is_gone = False
                 if self._version == before:
                     await anyio.sleep(tries.next())
                 else:
                     tries.reset()
             except ApiError as error:
                 self._version = ""
-                if error.status == HTTPStatus.GONE:
+                was_gone, is_gone = is_gone, error.status == HTTPStatus.GONE
+                if is_gone and not was_gone:
                     continue
                 if error.status:
                     self._unread.report_once(error.sentence)

@@ -205,6 +205,34 @@ async def test_a_watch_that_is_too_old_begins_again_with_a_list() -> None:
         assert stage.problems.lasting() == []
 
 
+async def test_an_api_server_that_calls_every_version_too_old_is_asked_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(claimed(GPU))
+    stage.find(*cards(1))
+    asked, watch = 0, stage.api.watch
+
+    async def too_old(*args: Any) -> None:
+        nonlocal asked
+        asked += 1
+        if asked < 50:
+            raise ApiError("too old resource version", 410)
+        await watch(*args)
+
+    monkeypatch.setattr(stage.api, "watch", too_old)
+    async with stage.running():
+        assert asked == 2, "at once, where it was only that version"
+        for _ in range(10):
+            pass_time(20)
+            await settled()
+        assert asked == 12
+        assert "too old" in stage.problems.lasting()[0].sentence
+        for _ in range(40):
+            pass_time(20)
+            await settled()
+        assert stage.problems.lasting() == []
+
+
 async def test_a_storm_of_a_thousand_changes_makes_few_writes_and_the_last_one_is_right() -> None:
     stage = Stage(claimed(GPU))
     stage.find(*cards(8))
