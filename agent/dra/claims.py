@@ -97,8 +97,9 @@ class Result(Struct, frozen=True):
 
     @property
     def cdi_name(self) -> str:
-        """The device's name in the claim's specification, behind the claim's UID."""
-        return f"{self.device}-{self.share}" if self.share else self.device
+        """The device's name in the claim's specification, behind the claim's UID; who uses a device may observe it, too."""
+        name = f"{self.device}-{self.share}" if self.share else self.device
+        return f"{name}.{self.request}" if self.is_admin else name
 
 
 class Allocated(Struct, frozen=True):
