@@ -348,7 +348,7 @@ class ApiClient:
                 request = _request(who, method, path, more, data)
                 async with who[1].ask(request, data or b"") as (head, answer):
                     await self._check(head, answer)
-                    said = await _content(answer)
+                    said = await _content(head, answer)
                 read(said, _Object, head.status_code)
                 return said
 
@@ -414,7 +414,7 @@ class ApiClient:
             return
         if head.status_code == HTTPStatus.UNAUTHORIZED:
             self._read_at = -_FRESH  # the token may have been exchanged
-        content, why = await _content(answer), ""
+        content, why = await _content(head, answer), ""
         with suppress(ApiError):  # a proxy's
             why = read(content, _Status).message
         what = brief(why or head.reason.decode(errors="replace"))
@@ -465,7 +465,7 @@ async def _hand_on(answer: Connection, told: Callable[[bytes], None]) -> None:
         for line in lines:
             told(line)
         if len(rest) > _MOST_BYTES:
-            raise ApiError(_TOO_LONG)
+            raise ApiError(_TOO_LONG, HTTPStatus.OK)
     if rest and part is not None:
         told(rest)
 
@@ -477,7 +477,7 @@ async def _next(answer: Connection) -> bytes | None:
     return None
 
 
-async def _content(answer: Connection) -> bytes:
+async def _content(head: h11.Response, answer: Connection) -> bytes:
     """All of it.
 
     Raises:
@@ -488,5 +488,5 @@ async def _content(answer: Connection) -> bytes:
     while part := await answer.part():
         data += part
         if len(data) > _MOST_BYTES:
-            raise ApiError(_TOO_LONG)
+            raise ApiError(_TOO_LONG, head.status_code)
     return bytes(data)

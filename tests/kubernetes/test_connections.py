@@ -221,6 +221,21 @@ async def test_a_server_that_does_not_speak_as_it_should_is_an_error_with_a_sent
         assert await api.call("GET", PATH) == b"{}"
 
 
+@pytest.mark.parametrize("status", [200, 403])
+async def test_an_answer_that_is_too_long_is_an_answer_so_that_the_part_that_asked_tells_of_it(status: int) -> None:
+    async def answer(peer: Peer, _: str) -> None:
+        peer.say(b"HTTP/1.1 %d It\r\n\r\n" % status + MUCH * 9)
+        peer.writer.close()
+
+    server = Server(answer)
+    async with server.asked() as api, limit("errors"):
+        with pytest.raises(ApiError, match="more than 8388608 bytes") as of_call:
+            await api.call("GET", PATH)
+        with pytest.raises(ApiError, match="more than 8388608 bytes") as of_watch:
+            await api.watch(PATH, "application/json", lambda _: None)
+    assert (of_call.value.status, of_watch.value.status) == (status, status), "0 would mean that nobody answers"
+
+
 async def test_answers_without_a_length_and_in_http_1_0_are_read_to_the_end_of_the_connection() -> None:
     async def answer(peer: Peer, _: str) -> None:
         peer.say(b"HTTP/1.0 200 OK\r\n\r\n{")
