@@ -244,8 +244,8 @@ REASONS: Final[Mapping[str, Advice]] = {
     ),
     "pci-recovery-failed": Advice(
         "the kernel could not recover it from a PCI Express error",
-        "Move its pods away and reboot the node. " + _FAULTY_CARD,
-        "dmesg | grep {address}",
+        "Where dmesg says Non-Fatal and it works, `undrain` it; else move its pods away and reboot. " + _FAULTY_CARD,
+        "dmesg | grep -e {address} -e AER",
         _LATCHED,
     ),
     "group-not-viable": Advice(

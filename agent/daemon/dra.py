@@ -344,8 +344,8 @@ class Dra:
             await self._adopted.wait()
         await self._keep(frozenset())
 
-    async def _keep(self, offered: frozenset[str]) -> None:
-        """Keep of which resources the API server may have devices, or claims that are not known."""
+    async def _keep(self, offered: frozenset[str]) -> bool:
+        """Keep of which resources the API server may have devices, or claims that are not known; returns whether it is kept."""
         async with self._keeping:
             assert self._record is not None
             before = frozenset(self._record.resources)
@@ -360,6 +360,7 @@ class Dra:
                 self._unkept.healed()
         if before - kept:
             self._house.serve_others()
+        return not self._unkept.lasts
 
 
 def _load() -> tuple[ModuleType, ModuleType]:

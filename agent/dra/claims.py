@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from agent.dra.names import is_pool_of
-from agent.dra.slices import TOKENS
+from agent.dra.slices import TOKENS, taint
 from agent.model import Held, ResourceClaim, Slot
 from agent.runtime.errors import brief, unknown
 from backends.base import AllocationRefused, ContainerEdits, Device, Grant
@@ -50,6 +50,22 @@ class Parameters(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
     """How many of each device's nodes a container gets, the first ones."""
 
 
+class Toleration(Struct, frozen=True):
+    """A taint that a claim puts up with (`DeviceToleration`, resource.k8s.io/v1).
+
+    Its effect is not read: of a device that is not well, NoSchedule becomes NoExecute between the scheduler's look and ours.
+    """
+
+    key: str = ""
+    """Empty: any."""
+    operator: str = ""
+    value: str = ""
+
+    def covers(self, key: str, value: str) -> bool:
+        """Whether a taint with this key and value keeps the claim from nothing."""
+        return self.key in ("", key) and (self.operator == "Exists" or self.value == value)
+
+
 class Result(Struct, frozen=True):
     """One allocated device of a claim (`DeviceRequestAllocationResult`, resource.k8s.io/v1)."""
 
@@ -62,8 +78,8 @@ class Result(Struct, frozen=True):
     tokens: int = 1
     is_admin: bool = False
     """Whether it is for observing alone. Others may have the device meanwhile, and nothing is done to it."""
-    is_tolerant: bool = False
-    """Whether the claim tolerates taints of ours, so that it gets a device that is not well."""
+    tolerations: tuple[Toleration, ...] = ()
+    """The taints that it puts up with, so that it gets a device that has one of them; the keys without the driver's name."""
     subrequest: str = ""
     """Which of a request's alternatives it is; empty where it has none."""
     parameters: tuple[Parameters, ...] = ()
@@ -81,8 +97,9 @@ class Result(Struct, frozen=True):
 
     @property
     def cdi_name(self) -> str:
-        """The device's name in the claim's specification, behind the claim's UID."""
-        return f"{self.device}-{self.share}" if self.share else self.device
+        """The device's name in the claim's specification, behind the claim's UID; who uses a device may observe it, too."""
+        name = f"{self.device}-{self.share}" if self.share else self.device
+        return f"{name}.{self.request}" if self.is_admin else name
 
 
 class Allocated(Struct, frozen=True):
@@ -103,10 +120,6 @@ class Allocated(Struct, frozen=True):
 # --- the claim, as the API server has it ---
 
 
-class _Toleration(Struct):
-    key: str = ""
-
-
 class _Result(Struct, rename="camel"):
     driver: str
     pool: str
@@ -115,7 +128,7 @@ class _Result(Struct, rename="camel"):
     share_id: str | None = msgspec.field(default=None, name="shareID")
     admin_access: bool | None = None
     consumed_capacity: dict[str, str | int] = {}
-    tolerations: list[_Toleration] = []
+    tolerations: list[Toleration] = []
 
 
 class _Opaque(Struct):
@@ -197,6 +210,7 @@ def _result(found: _Result, called: str, config: Iterable[_Config]) -> Result:
             f"{called} consumes {brief(consumed)!r} {TOKENS} of {found.device}, which must be a whole number, 1 at least. "
             "Create the claim again."
         )
+    ours = f"{found.driver}/"
     request, _, subrequest = found.request.partition("/")
     if _REQUEST.fullmatch(request) is None:
         raise AllocationRefused(
@@ -209,7 +223,11 @@ def _result(found: _Result, called: str, config: Iterable[_Config]) -> Result:
         found.share_id or "",
         int(number[1]) * _UNITS[number[2]],
         bool(found.admin_access),
-        any(not it.key or it.key.startswith(f"{found.driver}/") for it in found.tolerations),
+        tuple(
+            replace(it, key=it.key.removeprefix(ours))
+            for it in found.tolerations
+            if not it.key or it.key.startswith(ours)
+        ),
         subrequest,
         tuple(_parameters(found, called, config)),
     )
@@ -379,7 +397,7 @@ def _is_of(held: Held, claim: Allocated, result: Result) -> bool:
 
 
 def _check(result: Result, slot: Slot) -> None:
-    if slot.health.offered or result.is_admin or result.is_tolerant:
+    if slot.health.offered or result.is_admin or any(it.covers(*taint(slot.health)) for it in result.tolerations):
         return
     why = (slot.health.message or slot.health.reason).rstrip(".")
     raise AllocationRefused(f"Device {brief(result.device)} of pool {result.pool} cannot be used now: {why}. {AGAIN}.")

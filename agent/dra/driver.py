@@ -103,6 +103,7 @@ class Driver:
         self._house, self._serves, self._wall = house, serves, wall
         self._said: dict[str, str] = {}
         self._news = asyncio.Event()
+        """Set by the next change; each change has its own, since several streams wait for it."""
         self._is_stopping = False
         self._troubled = problems.trouble(
             "dra", f"the kubelet cannot reach the DRA driver {config.name}", "dra-not-served", "dra-served",
@@ -115,7 +116,8 @@ class Driver:
 
     def changed(self) -> None:
         """A list, or what is held of one, has changed."""
-        self._news.set()
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     # --- sockets ---
 
@@ -161,7 +163,7 @@ class Driver:
             with anyio.CancelScope(shield=True):
                 await registration.shut_down()  # the kubelet calls no more
                 self._is_stopping = True
-                self._news.set()
+                self.changed()
                 await service.shut_down(_STOP_PATIENCE)
                 self._is_stopping = self.registered = False
 
@@ -253,7 +255,7 @@ class Driver:
         while not self._is_stopping:
             if (wait := credit.wait(loop.time())) > 0:
                 await asyncio.sleep(wait)
-            self._news.clear()
+            news = self._news
             now = [it for name in self._serves() for it in self._healths(name)]
             if now != sent or loop.time() >= due:
                 at = int(self._wall())
@@ -262,7 +264,7 @@ class Driver:
                 sent, due = now, loop.time() + _RESEND
                 credit.spend(loop.time())
             with anyio.CancelScope(deadline=due):  # not a duration: rounded, it may end before `due`, and again at once
-                await self._news.wait()
+                await news.wait()
 
     def _healths(self, resource: str) -> Iterator[DeviceHealth]:
         """Of each device of a resource, and of those that are gone and that claims have."""

@@ -42,6 +42,7 @@ _SPACED, _MOST_SPACED = 1.0, 5.0  # seconds between two updates after that; doub
 _LONGEST_PAUSE: Final = (
     10.0  # seconds after a failure: a pod that waits for a device waits for the kubelet's next try, too
 )
+_RECORD_AGAIN: Final = 30.0  # seconds before the record is tried again that could not be kept, though nothing changes
 
 
 class Rate:
@@ -63,9 +64,10 @@ class Rate:
             self._space.reset()
         return max(0.0, (1 - self._room) * self._space.delay)
 
-    def spent(self, updates: int) -> None:
-        """So many updates were sent."""
-        self._room -= updates
+    def spent(self) -> None:
+        """An update was sent; many at once, of pools with many slices, cost no more than the longest wait."""
+        self.wait()  # takes in what time has earned
+        self._room = max(0.0, self._room - 1)
         if self._room < 1:
             self._space.next()
 
@@ -134,7 +136,7 @@ class Publisher:
         problems: Problems,
         counts: Counts,
         offered: Iterable[str] = (),
-        record: Callable[[frozenset[str]], Awaitable[None]] | None = None,
+        record: Callable[[frozenset[str]], Awaitable[bool]] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -149,7 +151,7 @@ class Publisher:
             counts: has the slices that were written.
             offered: the resources of which the API server may have devices, by an earlier run.
             record: keeps these, before the API server has another and after it has one no more: what it has is not to be
-                given out by device plugin, whatever is configured later.
+                given out by device plugin, whatever is configured later. Returns whether it could.
             clock: monotonic seconds.
             wall: seconds since the epoch.
         """
@@ -159,6 +161,8 @@ class Publisher:
         self._changed = Doorbell()
         self._seen: dict[str, Seen] = {}
         self._is_seen = self._is_told = False
+        self._updates = 0
+        """Changes that the watch and lists have made to `_seen`."""
         self._recorded, self._record = frozenset(offered), record
         self._version = ""
         """Of the list or the last line of the watch; empty: it has to be listed."""
@@ -214,7 +218,7 @@ class Publisher:
 
     async def watch(self, api: Api) -> None:
         """Follow our slices, until cancelled."""
-        tries, self._version = backoff(_LONGEST_PAUSE), ""
+        tries, self._version, is_gone = backoff(_LONGEST_PAUSE), "", False
         while True:
             try:
                 if not self._version:
@@ -223,13 +227,15 @@ class Publisher:
                 before = self._version
                 await api.watch(f"{_SLICES}?{query}&resourceVersion={self._version}", "application/json", self._take)
                 self._unread.healed()
+                is_gone = False
                 if self._version == before:
                     await anyio.sleep(tries.next())
                 else:
                     tries.reset()
             except ApiError as error:
                 self._version = ""
-                if error.status == HTTPStatus.GONE:
+                was_gone, is_gone = is_gone, error.status == HTTPStatus.GONE
+                if is_gone and not was_gone:
                     continue
                 if error.status:
                     self._unread.report_once(error.sentence)
@@ -238,19 +244,24 @@ class Publisher:
     async def _list(self, api: Api) -> None:
         """Take in all slices of ours.
 
+        A watch that goes on meanwhile may be ahead of the answer, and tells nothing twice: then they are listed again.
+
         Raises:
             ApiError: the API server does not tell.
         """
-        found: dict[str, Seen] = {}
         more = ""
         self._own.clear()
         while True:
+            if not more:
+                found, updates = dict[str, Seen](), self._updates
             path = f"{_SLICES}?fieldSelector={self._where}&limit={_PAGE}{f'&continue={more}' if more else ''}"
             part = read(await api.call("GET", path), _List)
             found.update((it.metadata.name, self._noted(it)) for it in part.items)
-            if not (more := part.metadata.continue_):
+            more = part.metadata.continue_ if updates == self._updates else ""
+            if updates == self._updates and not more:
                 break
         self._seen, self._is_seen, self._version = found, True, part.metadata.resource_version
+        self._updates += 1
         self._unread.healed()
         self._changed.set()
 
@@ -280,6 +291,7 @@ class Publisher:
         else:
             self._seen[it.metadata.name] = self._noted(it)
         self._is_told = True
+        self._updates += 1
         self._changed.set()
 
     def _noted(self, it: _Slice) -> Seen:
@@ -298,8 +310,9 @@ class Publisher:
         stale, self._stale = self._stale, set()
         resources, ready = self._inventory.selection.resources, self._inventory.ready_kinds
         served = {name: it for name, it in resources.items() if it.spec.serve == "dra" and it.spec.backend in ready}
-        for name in self._pools.keys() - served.keys():
-            del self._pools[name], self._offered[name], self._made[name]
+        for name in self._offered.keys() - served.keys():
+            for made in (self._offered, self._made, self._pools):  # after a mistake of ours, not all may have it
+                made.pop(name, None)
         fresh = {name for name in served if stale is None or name in stale or name not in self._pools}
         for name in fresh:
             listed = self._inventory.slots(name), self._inventory.claims(name)
@@ -355,7 +368,8 @@ class Publisher:
                     is_outdated = True
                     with suppress(ApiError):
                         await self._list(api)
-                    continue
+                        continue
+                is_outdated = False
                 if error.status:
                     self._unwritten.report_once(error.sentence)
                 until = self._clock() + tries.next()
@@ -372,29 +386,31 @@ class Publisher:
             ApiError: something could not be written.
         """
         until = await self._decide()
-        await self._keep(self._recorded | self._pools.keys())
+        offered = self._recorded | self._pools.keys()
+        await self._keep(offered)
         refused: dict[str, ApiError] = {}
         for it in self._plan():
             if it.pool in refused:
                 continue
-            rate.spent(bool(it.slice and it.version))
+            if it.slice and it.version:
+                rate.spent()
             try:
                 await self._write(api, it)
             except ApiError as error:
                 if not error.is_final or error.status in _OUTDATED:
                     raise
                 refused[it.pool] = error
-        await self._keep(frozenset(it for it in self._recorded if it in self._pools or self.has(it)))
+        if not await self._keep(frozenset(it for it in offered if it in self._pools or self.has(it))):
+            until = min(self._clock() + _RECORD_AGAIN, math.inf if until is None else until)
         if refused:
             raise next(iter(refused.values()))
         return until
 
-    async def _keep(self, offered: frozenset[str]) -> None:
-        """Have it kept of which resources the API server may have devices."""
-        if offered != self._recorded:
-            if self._record is not None:
-                await self._record(offered)
+    async def _keep(self, offered: frozenset[str]) -> bool:
+        """Have it kept of which resources the API server may have devices; returns whether it is."""
+        if offered != self._recorded and (self._record is None or await self._record(offered)):
             self._recorded = offered
+        return offered == self._recorded
 
     async def _write(self, api: Api, it: Write) -> None:
         """Make, replace or delete one slice.

@@ -299,8 +299,8 @@ def _entry(
         entry["capacity"] = capacity
     if it.tokens:
         entry["allowMultipleAllocations"] = True
-    if (taint := _taint(it.health, driver, is_evicted=is_evicted, offset=offset)) is not None:
-        entry["taints"] = [taint]
+    if (made := _taint(it.health, driver, is_evicted=is_evicted, offset=offset)) is not None:
+        entry["taints"] = [made]
     return entry
 
 
@@ -393,16 +393,23 @@ def _taint(health: Health, driver: str, *, is_evicted: bool, offset: float) -> E
     """What keeps claims from a device: that it is unhealthy, drained, or had by a pod through another plugin."""
     if health.state is State.HEALTHY:
         return None
+    effect = "NoExecute" if is_evicted else "NoSchedule"
     if health.state is State.DEGRADED:
-        key, effect = "degraded", "None"  # it tells people, and keeps no claim away
+        effect = "None"  # it tells people, and keeps no claim away
+    key, value = taint(health)
+    made = {"key": f"{driver}/{key}", "value": value, "effect": effect}
+    if health.since:
+        made["timeAdded"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(health.since + offset))
+    return made
+
+
+def taint(health: Health) -> tuple[str, str]:
+    """The key, without the driver's name, and the value of the taint that a device which is not well has."""
+    if health.state is State.DEGRADED:
+        key = "degraded"
     else:
         key = health.reason if health.reason in (DRAINED, _HELD) else "unhealthy"
-        effect = "NoExecute" if is_evicted else "NoSchedule"
-    value = re.sub("[^A-Za-z0-9_.-]", "-", health.reason)[:_MOST_IN_LABEL].strip("_.-")
-    taint = {"key": f"{driver}/{key}", "value": value, "effect": effect}
-    if health.since:
-        taint["timeAdded"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(health.since + offset))
-    return taint
+    return key, re.sub("[^A-Za-z0-9_.-]", "-", health.reason)[:_MOST_IN_LABEL].strip("_.-")
 
 
 # --- slices ---

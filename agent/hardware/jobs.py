@@ -15,7 +15,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence, Set
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -246,10 +246,16 @@ class Job:
 
     async def run(self, turn: Turn, call: Callable[[], T]) -> T:
         """Make the backend's call in a thread."""
-        self.awaited = self._ROOM
-        async with self._jobs.rooms[self._backend] if self._kind.waits_for_thread else nullcontext():
+        room = self._jobs.rooms[self._backend] if self._kind.waits_for_thread else None
+        if room is not None:
+            self.awaited = self._ROOM
+            await room.acquire()
+        try:
             self.awaited = self._CALL
             return await turn.run(self._jobs.workers(self._backend), call)
+        finally:
+            if room is not None:
+                turn.when_over(room.release)  # not before: its thread may hang on after the deadline
 
     async def look(self, devices: Iterable[Device]) -> None:
         """Look at these devices again, so that their health is that of now.

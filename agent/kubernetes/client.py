@@ -10,6 +10,7 @@ A token or certificate that is exchanged on disk is taken up within a minute. Pr
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 import urllib.parse
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -28,7 +29,7 @@ from agent.kubernetes.identity import Identity
 from agent.runtime import pacing
 from agent.runtime.errors import FairleadError, brief, words
 from agent.runtime.problems import Trouble
-from agent.runtime.workers import NoWorkerError, Workers
+from agent.runtime.workers import NoWorkerError, OneAtATime, Workers
 
 if TYPE_CHECKING:
     import ssl
@@ -191,7 +192,9 @@ class Connections:
             raise ValueError("it must begin with https:// and a name")
         parts.hostname.encode("idna")  # as it is looked up
         self._tls = tls() if parts.scheme == "https" else None
-        self._address = parts.hostname, parts.port or (443 if self._tls else 80)
+        self._name, self._port = parts.hostname, parts.port or (443 if self._tls else 80)
+        # asyncio's own threads for this would have to end before the process can: a resolver may hang
+        self._resolver = OneAtATime("the API server's name")
         self._host, self._path = parts.netloc.rpartition("@")[2], parts.path.rstrip("/")
         self._idle: list[Connection] = []
         self._turns = asyncio.Semaphore(MOST)
@@ -253,11 +256,25 @@ class Connections:
         while self._idle:
             if (it := self._idle.pop()).is_open:
                 return it
-        host, port = self._address
-        loop = asyncio.get_running_loop()
-        name = host if self._tls else None
-        _, made = await loop.create_connection(Connection, host, port, ssl=self._tls, server_hostname=name)
-        return made
+        look_up = partial(socket.getaddrinfo, self._name, self._port, type=socket.SOCK_STREAM)
+        try:
+            addresses = [str(at[0]) for *_, at in await self._resolver.run(look_up)]
+        except NoWorkerError as error:
+            raise ConnectionError(str(error)) from error
+        finally:
+            self._resolver.close()
+        loop, name = asyncio.get_running_loop(), self._name if self._tls else None
+        failed: OSError = ConnectionError(f"{self._name} has no address")
+        for address in addresses:
+            try:
+                _, made = await loop.create_connection(
+                    Connection, address, self._port, ssl=self._tls, server_hostname=name
+                )
+            except OSError as error:
+                failed = error
+            else:
+                return made
+        raise failed
 
     def _give_back(self, it: Connection) -> None:
         if self._is_closed or not it.rest():
@@ -331,7 +348,7 @@ class ApiClient:
                 request = _request(who, method, path, more, data)
                 async with who[1].ask(request, data or b"") as (head, answer):
                     await self._check(head, answer)
-                    said = await _content(answer)
+                    said = await _content(head, answer)
                 read(said, _Object, head.status_code)
                 return said
 
@@ -397,7 +414,7 @@ class ApiClient:
             return
         if head.status_code == HTTPStatus.UNAUTHORIZED:
             self._read_at = -_FRESH  # the token may have been exchanged
-        content, why = await _content(answer), ""
+        content, why = await _content(head, answer), ""
         with suppress(ApiError):  # a proxy's
             why = read(content, _Status).message
         what = brief(why or head.reason.decode(errors="replace"))
@@ -448,7 +465,7 @@ async def _hand_on(answer: Connection, told: Callable[[bytes], None]) -> None:
         for line in lines:
             told(line)
         if len(rest) > _MOST_BYTES:
-            raise ApiError(_TOO_LONG)
+            raise ApiError(_TOO_LONG, HTTPStatus.OK)
     if rest and part is not None:
         told(rest)
 
@@ -460,7 +477,7 @@ async def _next(answer: Connection) -> bytes | None:
     return None
 
 
-async def _content(answer: Connection) -> bytes:
+async def _content(head: h11.Response, answer: Connection) -> bytes:
     """All of it.
 
     Raises:
@@ -471,5 +488,5 @@ async def _content(answer: Connection) -> bytes:
     while part := await answer.part():
         data += part
         if len(data) > _MOST_BYTES:
-            raise ApiError(_TOO_LONG)
+            raise ApiError(_TOO_LONG, head.status_code)
     return bytes(data)

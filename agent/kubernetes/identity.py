@@ -100,7 +100,8 @@ def service_account(environment: Mapping[str, str], directory: Path = SERVICE_AC
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT")
     if not host or not port:
         raise FairleadError(
-            "KUBERNETES_SERVICE_HOST is not set, as it is in every pod; elsewhere, name a kubeconfig in [kubernetes]"
+            "KUBERNETES_SERVICE_HOST is not set, as it is in every pod; elsewhere, name a kubeconfig in [kubernetes], and in [dra] "
+            'for resources with serve = "dra"'
         )
     token, authority = _read(directory / "token").decode(errors="replace").strip(), _read(directory / "ca.crt")
     return Identity(f"https://{f'[{host}]' if ':' in host else host}:{port}", authority, token)

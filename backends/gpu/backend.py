@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import ClassVar, Final
 
 from msgspec.structs import replace
@@ -34,6 +35,7 @@ from backends.gpu.nvidia import DRIVER, Nvidia, without_pci
 from backends.gpu.options import GpuOptions, GpuResource, complaints
 from backends.gpu.vendor import AMD, ATTRIBUTES, INTEL, NVIDIA, Vendor, gpu_addresses, is_gpu, vendor_of
 from backends.linux import pci, pci_health
+from backends.linux.host_uses import NVIDIAS_GPUS, opened_by
 from backends.linux.pci_health import LATCHED
 
 _VENDORS: Final[dict[str, type[Vendor]]] = {
@@ -87,10 +89,20 @@ class Gpu(Backend[GpuOptions]):
         """Adds to each device why it cannot be reset, if any resource asks for resets."""
         if not any(resource.spec.pre_start == "reset" for resource in self.resources):
             return found
-        whole = pci.reset_refusal(self.host, function) if function is not None else _PART
+        whole = self._reset_refusal(function) if function is not None else _PART
         return replace(
             found, devices=tuple(replace(it, no_reset=whole if _is_whole(it) else _PART) for it in found.devices)
         )
+
+    def _reset_refusal(self, function: pci.Function) -> str:
+        """Why a whole GPU cannot be reset; empty if it can, once no process has it open.
+
+        amdgpu has it in use from the time it is bound, and the kernel tells only drivers with a `reset_prepare` of a reset;
+        `amdgpu_pci_err_handler` (amdgpu_drv.c) has none.
+        """
+        if function.driver == "amdgpu":
+            return f"{function.address} is used by its driver amdgpu, which is not told of a reset"
+        return pci.reset_refusal(self.host, function)
 
     def probe(self, device: Device) -> Iterable[Signal]:
         """The health of its nodes, its driver and its PCI functions."""
@@ -135,14 +147,20 @@ class Gpu(Backend[GpuOptions]):
         )
 
     def _with_events(self, known: Known, when: str) -> frozenset[str]:
-        """The GPUs with NVIDIA's driver that a resource may take which says so of `nvml_events`."""
+        """The GPUs with NVIDIA's driver that a resource may take which says so of `nvml_events`, and that none resets.
+
+        Who listens has them open, and under an open GPU nothing is reset.
+        """
         resources = [it for it in self.resources if it.spec.options.nvml_events == when]
+        resetting = [it for it in self.resources if it.spec.pre_start == "reset"]
         return frozenset(
             f"pci:{unit}"
             for unit, devices in known.items()
             if pci.ADDRESS.fullmatch(unit)
             for device in devices[:1]
-            if device.attributes.get("driver") == (DRIVER,) and any(it.might_take(device) for it in resources)
+            if device.attributes.get("driver") == (DRIVER,)
+            and any(it.might_take(device) for it in resources)
+            and not any(it.might_take(device) for it in resetting)
         )
 
     def listen(self, hardware: frozenset[str]) -> Iterator[Heard | None]:
@@ -222,10 +240,18 @@ class Gpu(Backend[GpuOptions]):
                     f"{grant.id} is to be reset before each use, but {_PART}. "
                     'Ask this node\'s administrator to set pre_start = "check" for it.'
                 )
-        addresses = sorted({name for grant in grants for name in grant.device.hardware})
-        for hardware in addresses:
-            pci.reset(self.host, hardware.removeprefix("pci:"))
-        return addresses
+        every = sorted({name for grant in grants for name in grant.device.hardware})
+        is_nvidias = any(grant.device.attributes["vendor"] == (NVIDIA,) for grant in grants)
+        with NVIDIAS_GPUS if is_nvidias else nullcontext():
+            for address in (name.removeprefix("pci:") for name in every):
+                function = pci.read(self.host, address)
+                if function is not None and (why := opened_by(self.host, function)) is not None:
+                    raise AllocationRefused(
+                        f"{address} is to be reset before each use, but {why}. "
+                        'Ask this node\'s administrator to end it, or to set pre_start = "check" for it.'
+                    )
+                pci.reset(self.host, address)
+        return every
 
     def _vendor_of(self, device: Device) -> Vendor:
         return self._vendors[device.attributes["vendor"][0]]

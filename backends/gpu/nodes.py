@@ -112,8 +112,11 @@ def link_in_dev_char(host: Host, device: Device, roots: Sequence[HostPath]) -> N
         link = host.dev / "char" / number
         with explained(f"/dev/char/{number} cannot be made"):
             link.parent.mkdir(exist_ok=True)
-            if not link.is_symlink():
+            try:
                 link.symlink_to(target)
+            except FileExistsError:  # it may be another GPU's too, which is adopted at the same moment
+                if not link.is_symlink():
+                    raise
 
 
 def _char_number(host: Host, path: HostPath, roots: Sequence[HostPath]) -> tuple[str, str] | None:

@@ -150,7 +150,11 @@ class Nvidia(Vendor):
         return survey.gpus.get(address) if survey else None
 
     def _asked(self, question: Callable[[Host, Sequence[HostPath]], _Answer]) -> _Answer | None:
-        """The answer of NVIDIA's library; None if it is missing or fails, which `together` reports."""
+        """The answer of NVIDIA's library; None if it is missing or fails, which `together` reports.
+
+        Raises:
+            UnansweredError: it is busy: the GPU stays as it was seen last.
+        """
         if not nvml.is_there(self.host, self.roots):
             return None
         try:
@@ -263,6 +267,10 @@ def divided(
         return None
     try:
         known = nvml.survey(host, roots).gpus.get(address)
+    except nvml.UnansweredError:
+        if found:
+            raise
+        return None
     except nvml.NvmlError as error:
         if not found:
             return None

@@ -25,9 +25,10 @@ from typing import Any, Final, TypeVar, cast
 from msgspec import Struct, field
 
 from backends.base import Heard, Host, HostPath, Link
-from backends.errors import reason_of
+from backends.errors import not_short, reason_of
 from backends.gpu import nvidia_procfs as procfs
 from backends.gpu import nvml_process
+from backends.linux.host_uses import NVIDIAS_GPUS
 
 INSTALL: Final = (
     "install the Python package nvidia-ml-py where Fairlead is, and let Fairlead see the driver's libnvidia-ml.so.1"
@@ -52,7 +53,7 @@ _ENDS_WITHIN: Final = 1.0  # seconds for a process that was killed; one that han
 _SILENCE: Final = 15.0  # seconds without a sign of life from who hears events; each second has one
 _OTHER_VERSION: Final = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH in nvml.h
 
-_asking: Final = threading.Lock()  # one process at a time: of two that ask at once the second gets what the first hears
+_asking: Final = NVIDIAS_GPUS  # one process at a time: of two that ask at once the second gets what the first hears
 _hangs: Final = threading.Event()
 _PATIENCE: Final = 2.0  # seconds that a scan waits for the survey of another; after that, no scan waits for it any more
 _KEPT_FOR: Final = (
@@ -69,6 +70,10 @@ _T = TypeVar("_T")
 
 class NvmlError(Exception):
     """The library cannot be used; one sentence says why."""
+
+
+class UnansweredError(Exception):
+    """The library is busy with another question, for too long. Unlike an `NvmlError` it tells nothing: what is known stays."""
 
 
 class MigDevice(Struct, frozen=True):
@@ -136,6 +141,7 @@ def survey(host: Host, roots: Sequence[HostPath]) -> Survey:
 
     Raises:
         NvmlError: it cannot be used.
+        UnansweredError: another question takes it too long.
     """
     path = _library(host, roots)
     return _kept(("survey", path, procfs.stamp(host)), lambda: _surveyed(_answer(path, "survey")))
@@ -146,6 +152,7 @@ def drained(host: Host, roots: Sequence[HostPath]) -> frozenset[str]:
 
     Raises:
         NvmlError: it cannot be asked.
+        UnansweredError: another question takes it too long.
     """
     path, addresses = _library(host, roots), procfs.addresses(host)
     moment = int(time.monotonic() // _KEPT_FOR)
@@ -184,27 +191,30 @@ def _heard(said: Mapping[str, Any]) -> Heard:
 
 # --- what is kept of answers ---
 
-_answers: Final[dict[tuple[object, ...], tuple[float, Any]]] = {}
+_answers: Final[
+    dict[tuple[object, ...], tuple[float, Any]]
+] = {}  # question, library, what else it depends on → when, what
 
 
 def _kept(key: tuple[object, ...], ask: Callable[[], _T]) -> _T:
     """The answer that is kept under this key, else a new one. A failure is kept too, for `_KEPT_FOR`.
 
     Raises:
-        NvmlError: as `ask` raises it, or another thread has asked and gets no answer.
+        NvmlError: as `ask` raises it.
+        UnansweredError: another thread has asked, and gets no answer for so long.
     """
     if (answer := _known(key)) is None:
         if not _asking.acquire(timeout=0.0 if _hangs.is_set() else _PATIENCE):
             _hangs.set()
-            raise NvmlError(_NO_ANSWER)
+            raise UnansweredError(_NO_ANSWER)
         try:
             if (answer := _known(key)) is None:
                 try:
                     answer = ask()
                 except NvmlError as error:
                     answer = error
-                if len(_answers) > 8:  # a survey and the drained GPUs, before and after a change
-                    _answers.clear()
+                for old in [it for it in _answers if it[:2] == key[:2]]:  # of each question its last answer
+                    del _answers[old]
                 _answers[key] = time.monotonic(), answer
         finally:
             _hangs.clear()
@@ -261,7 +271,8 @@ class _Process:
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
         except OSError as error:
-            raise NvmlError(f"{_NO_ANSWER}: no process can be started for it: {reason_of(error)}") from error
+            why = reason_of(not_short(error))  # want of descriptors or processes tells nothing of the library
+            raise NvmlError(f"{_NO_ANSWER}: no process can be started for it: {why}") from error
 
     def __enter__(self) -> _Process:
         return self

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Final, TypeVar
@@ -34,7 +35,9 @@ drivers/net/ppp/pppoe.c). The kernel links ppp0, which has the route, to no card
 
 _NVME_PATH: Final = re.compile(r"nvme(\d+)c\d+n(\d+)")  # the path by one of the controllers that lead to a disk
 _ETHERNET: Final = "0200"
-_IN_USER_SPACE: Final = frozenset({"uio_pci_generic", "igb_uio"})  # drivers that make no interface
+MAKE_NO_INTERFACE: Final = frozenset({"uio_pci_generic", "igb_uio", "vp-vdpa", "pci-stub"})
+"""Drivers of network cards that make none: for user space, for a vDPA device (drivers/vdpa/virtio_pci/vp_vdpa.c), for nobody
+(drivers/pci/pci-stub.c)."""
 _NVIDIA, _INFINIBAND = "15b3", "0207"
 _SWITCH_MANAGEMENT: Final = b"SMDL=SW_MNG"
 """In the vital product data of the adapters by which Fabric Manager reaches the NVSwitches of an HGX B200 or B300, and in that
@@ -42,6 +45,12 @@ of no other: NVIDIA's nvidia-fabricmanager-start.sh chooses them by it. Apart fr
 _SWITCH_MANAGEMENT_IDS: Final = ("15b3", "0087")
 """Their subsystem where that data cannot be read (only root may): of all four in the udev database of a DGX B200 in
 canonical/checkbox, DISK_SAMSUNG_KIOXIA.txt; its adapters for computing have 15b3:0050."""
+
+NVIDIAS_GPUS: Final = threading.Lock()
+"""Held by what opens GPUs of NVIDIA's driver for a question, and by what finds that none is open and takes one from that driver or
+resets it: neither may begin while the other is at it."""
+_NVIDIA_GPUS: Final = HostPath("/proc/driver/nvidia/gpus")
+_MINOR: Final = re.compile(r"^Device Minor:\s*(\d+)\s*$", re.MULTILINE)
 
 _Thing = TypeVar("_Thing")
 
@@ -76,6 +85,28 @@ def busy_disks(host: Host, function: pci.Function) -> Iterator[str]:
         except OSError as error:
             if not_short(error).errno == errno.EBUSY:
                 yield f"has the disk {name}, which something uses"
+
+
+def opened_by(host: Host, function: pci.Function) -> str | None:
+    """Which process has a GPU of NVIDIA's driver open, in the same words; None if none is seen.
+
+    The driver does not let go of such a GPU, nor does it say so: the write to `unbind` first takes the GPU from its list, and then
+    waits for ever ("Attempting to remove device ... with non-zero usage count!", nv_pci_remove_helper in kernel-open/nvidia/nv-pci.c).
+    A reset would leave a GPU that the driver believes to be initialized; once the last process has closed it, it is not. The
+    process is often nvidia-persistenced. Processes are seen where /proc is the host's.
+    """
+    if function.driver != "nvidia":
+        return None
+    minor = _MINOR.search(sysfs.text(host, _NVIDIA_GPUS / function.address / "information") or "")
+    if minor is None:
+        return None
+    proc, node = HostPath("/proc"), f"nvidia{minor[1]}"
+    for process in filter(str.isdecimal, sysfs.names(host, proc)):
+        files = proc / process / "fd"
+        if any(sysfs.linked_name(host, files / name) == node for name in sysfs.names(host, files)):
+            named = sysfs.attribute(host, proc / process / "comm") or "a process"
+            return f"is open in {named} (process {process}), which its driver would wait for"
+    return None
 
 
 def subfunctions(function: pci.Function) -> int:
@@ -224,7 +255,7 @@ def _networks(host: Host, function: pci.Function, *, named: bool) -> Iterator[st
         if (
             function.kind.startswith(_ETHERNET)
             and function.driver is not None
-            and function.driver not in _IN_USER_SPACE
+            and function.driver not in MAKE_NO_INTERFACE
         ):
             yield "is a network card whose interface cannot be seen: a pod may have it, or /sys is not the host's own"
         return

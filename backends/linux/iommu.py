@@ -89,7 +89,7 @@ class Group(Struct, frozen=True):
 
 
 def is_vfio(function: pci.Function) -> bool:
-    """Whether a function is on vfio-pci or a variant of it, or is a vGPU. From kernel 6.0 on, `vfio-dev` says so."""
+    """Whether a function is on vfio-pci or a variant of it, or is a vGPU. From kernel 6.1 on, `vfio-dev` says so."""
     return bool(function.vfio or function.vgpu_type) or (
         function.driver is not None and _VFIO_DRIVER.fullmatch(function.driver) is not None
     )

@@ -7,7 +7,9 @@ read. Files: Documentation/ABI/testing/sysfs-bus-pci, sysfs-bus-pci-devices-aer_
 An event of a recovery names the function, but not the backend that has it. So every PCI backend gives the same signal
 (`recovery_signals`), and health keeps it once. Before Linux 6.18, and in stable kernels without its fixes, a failure is
 reported only for the port above, and the beginning not at all if the function's driver asks for a reset; only probes notice
-those. Sources: pci_uevent_ers in drivers/pci/pci-driver.c, drivers/pci/pcie/err.c.
+those. With those fixes, every recovery fails below a port where one driver has no `error_detected` (NVIDIA's from 570 on,
+snd_hda_intel), also from a non-fatal error that did no harm: the event does not say which it was, and counts until somebody
+looks. Sources: pci_uevent_ers in drivers/pci/pci-driver.c, report_error_detected in drivers/pci/pcie/err.c.
 """
 
 from __future__ import annotations
@@ -169,7 +171,7 @@ FACT: Final = "ERROR_EVENT"
 """The property that makes an event of the subsystem `pci` a record of this (`Watches.facts`)."""
 
 LATCHED: Final = frozenset({Clears.REBIND, Clears.OUR_RESET, Clears.RECOVERED, Clears.BOOT, Clears.OPERATOR})
-"""What ends a latched signal about a PCI function: each resets the function, or an administrator says that it is well."""
+"""What ends a latched signal about a PCI function: it was reset, its driver says that it is well, or an administrator does."""
 
 _FAILURES: Final = {
     "BEGIN_RECOVERY": ("pci-recovery", "has had a PCI Express error and is being recovered"),

@@ -55,9 +55,13 @@ def has_database(host: Host) -> bool:
 def numbers(host: Host, subsystem: str) -> list[str] | None:
     """The numbers of a subsystem's devices that have a node; None if there is no such subsystem.
 
+    A bus and a class may have one name: `gpio` is the bus of the chips, which have nodes, and the class of the old interface,
+    which has none (gpiochip_setup_dev and gpio_class, drivers/gpio).
+
     Raises:
         OSError: they cannot be listed.
     """
+    found: list[str] | None = None
     for directory in (HostPath(f"/sys/class/{subsystem}"), HostPath(f"/sys/bus/{subsystem}/devices")):
         try:
             names = sorted(entry.name for entry in host.local(directory).iterdir())
@@ -66,9 +70,9 @@ def numbers(host: Host, subsystem: str) -> list[str] | None:
         except OSError as error:
             raise not_short(error) from None
         kind = "b" if subsystem == "block" else "c"
-        found = (sysfs.attribute(host, directory / name / "dev") for name in names)
-        return [f"{kind}:{number}" for number in found if number]
-    return None
+        devs = (sysfs.attribute(host, directory / name / "dev") for name in names)
+        found = [*(found or ()), *(f"{kind}:{number}" for number in devs if number)]
+    return found
 
 
 def read(host: Host, number: str) -> UdevDevice | None:

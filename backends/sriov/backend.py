@@ -209,8 +209,9 @@ def _is_away(host: Host, device: Device) -> bool:
     """Whether an Ethernet card has no interface here, though its driver makes one: the default route may use it."""
     said = device.attributes
     is_ethernet = any(kind.startswith(_ETHERNET) for kind in said.get("class", ()))
-    in_user_space = any(it.path.parent == iommu.NODES or it.path.name.startswith("uio") for it in device.nodes)
-    return is_ethernet and not in_user_space and not netdevs.names(host, pci.FUNCTIONS / device.key)
+    on_vfio = any(it.path.parent == iommu.NODES for it in device.nodes)
+    makes_none = on_vfio or not host_uses.MAKE_NO_INTERFACE.isdisjoint(said.get("driver", ()))
+    return is_ethernet and not makes_none and not netdevs.names(host, pci.FUNCTIONS / device.key)
 
 
 def _group(host: Host, device: Device, hardware: str) -> Iterator[Signal]:

@@ -8,7 +8,7 @@ ends as it ends the bindings. A function without a note was not bound by us, or 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Final
 
@@ -17,7 +17,7 @@ from msgspec import Struct
 from backends.base import Host, HostPath, Node, NotReady
 from backends.errors import reason_of
 from backends.linux import iommu, pci, udev
-from backends.linux.host_uses import busy_disks, uses
+from backends.linux.host_uses import NVIDIAS_GPUS, busy_disks, opened_by, uses
 from backends.linux.iommu import Group, Member
 from backends.linux.kernel import Kernel, Notes, explained
 from backends.linux.nodes import NoNodeError, device_node, is_device_node
@@ -159,12 +159,13 @@ class Binder:
         Raises:
             NotReady: the host needs one of them, or the kernel refuses. What was already bound stays so.
         """
-        for function in functions:
-            self._check(function.address, resource)
-        if functions:
-            self._load()
-        for function in functions:
-            self._bind(function.address, give_back=give_back)
+        with NVIDIAS_GPUS if any(function.driver == "nvidia" for function in functions) else nullcontext():
+            for function in functions:
+                self._check(function.address, resource)
+            if functions:
+                self._load()
+            for function in functions:
+                self._bind(function.address, give_back=give_back)
 
     def settle(self, nodes: Sequence[Node], since: float) -> None:
         """Wait, within limits, until the nodes are there and udev is done with them.
@@ -204,7 +205,7 @@ class Binder:
     # --- one function ---
 
     def _check(self, address: str, resource: VfioResource) -> None:
-        """Check again whether the host needs it: a disk may have been mounted."""
+        """Check again whether the host needs it, a disk may have been mounted; and whether its driver would let go of it."""
         function = pci.read(self._host, address)
         if function is None:
             raise NotReady(f"{address} is gone")
@@ -213,6 +214,7 @@ class Binder:
         need = need_of(self._host, function, resource)
         if need is None and address not in resource.spec.options.force:
             need = next(busy_disks(self._host, function), None)
+        need = need or opened_by(self._host, function)
         if need is not None:
             raise NotReady(f"{address} {need}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -45,17 +45,18 @@ class Stage:
         *resources: Resource[Any],
         no_execute: tuple[str, ...] = (),
         after: float = 300.0,
-        record: Callable[[frozenset[str]], Awaitable[None]] | None = None,
+        record: Callable[[frozenset[str]], Awaitable[bool]] | None = None,
+        recorded: Iterable[str] = (),
     ) -> None:
-        backends: dict[str, Backend[Any]] = {KIND: Fake(*resources)}
-        self.inventory = Inventory(resources, backends)
+        self.backends: dict[str, Backend[Any]] = {KIND: Fake(*resources)}
+        self.inventory = Inventory(resources, self.backends)
         self.objects = Objects(NODE)
         self.api = CalledObjects(self.objects)
         self.problems, self.counts = Problems(), Counts()
         self.clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
         settings = Settings(DRIVER, NODE, frozenset(no_execute), Eviction(after, 1))
-        known = self.inventory, backends, self.problems, self.counts
-        self.publisher = Publisher(settings, *known, record=record, clock=self.clock)
+        known = self.inventory, self.backends, self.problems, self.counts
+        self.publisher = Publisher(settings, *known, recorded, record, clock=self.clock)
 
     def find(self, *devices: Device) -> None:
         """A scan has found these, and no others in their units."""

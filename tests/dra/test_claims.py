@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -24,7 +24,8 @@ from agent.dra.claims import (
     read,
     spread,
 )
-from agent.model import HEALTHY, Held, Slot
+from agent.health.book import DRAINED
+from agent.model import HEALTHY, Health, Held, Slot, State
 from backends.base import AllocationRefused, ContainerEdits, Device, HostPath, Mount, Node
 from tests.dra.driven import DRIVER, POOL
 
@@ -64,10 +65,29 @@ def test_less_than_one_token_or_half_a_token_is_refused(written: Any) -> None:
         read_one(consumedCapacity={"tokens": written})
 
 
-def test_a_toleration_of_anothers_taint_is_none_of_ours() -> None:
-    assert not read_one(tolerations=[{"key": "gpu.nvidia.com/xid", "operator": "Exists"}]).is_tolerant
-    assert read_one(tolerations=[{"operator": "Exists"}]).is_tolerant
-    assert read_one(tolerations=[{"key": f"{DRIVER}/drained", "operator": "Exists"}]).is_tolerant
+@pytest.mark.parametrize(
+    ("toleration", "sick", "drained"),
+    [
+        ({"operator": "Exists"}, True, True),
+        ({"key": "gpu.nvidia.com/unhealthy", "operator": "Exists"}, False, False),
+        ({"key": f"{DRIVER}/degraded", "operator": "Exists"}, False, False),
+        ({"key": "unhealthy", "operator": "Exists"}, False, False),
+        ({"key": f"{DRIVER}/unhealthy", "operator": "Exists", "effect": "NoExecute"}, True, False),
+        ({"key": f"{DRIVER}/drained", "operator": "Exists"}, False, True),
+        ({"key": f"{DRIVER}/unhealthy", "operator": "Equal", "value": "xid-79"}, True, False),
+        ({"key": f"{DRIVER}/unhealthy", "value": "xid-48"}, False, False),
+        ({"key": f"{DRIVER}/unhealthy"}, False, False),
+    ],
+)
+def test_a_device_that_is_not_well_goes_only_to_claims_that_tolerate_the_taint_that_it_has(
+    toleration: dict[str, str], sick: bool, drained: bool
+) -> None:
+    result = read_one(tolerations=[{"key": "another.example.com/taint", "operator": "Exists"}, toleration])
+    for reason, fits in (("xid-79", sick), (DRAINED, drained)):
+        slots = (Slot("a", DEVICES["one"], Health(State.UNHEALTHY, reason)),)
+        there = {(POOL, "a"): Candidate("r/r", "toy", slots)}
+        with nullcontext() if fits else pytest.raises(AllocationRefused, match=f"cannot be used now: {reason}"):
+            give(Allocated("u", "ns", "n", (result,)), there, "boot")
 
 
 def test_a_claim_is_over_once_it_is_another_reserved_for_nobody_or_without_devices_of_ours() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -525,3 +527,39 @@ async def test_a_storm_of_changes_is_a_few_messages(stage: Stage) -> None:
             count, last = count + 1, next(it.message for it in message.devices if it.device.device_name == "a")
         assert count <= 4
         await stream.cancel()
+
+
+class SlowClient:
+    """A stream of health whose client takes its time for a message while `takes` is not set."""
+
+    def __init__(self) -> None:
+        self.got = list[bytes]()
+        self.takes = asyncio.Event()
+        self.takes.set()
+
+    async def recv_message(self) -> messages.Empty:
+        return messages.Empty()
+
+    async def send_message(self, message: Encoded) -> None:
+        self.got.append(bytes(message))
+        await self.takes.wait()
+
+
+async def test_a_change_that_comes_while_a_client_takes_a_message_is_told_to_it_next_though_the_kubelet_has_it_by_then(
+    stage: Stage,
+) -> None:
+    slow: Any = SlowClient()
+    async with running(partial(stage.driver._watch, slow)):
+        await until(lambda: slow.got)
+        slow.takes.clear()
+        stage.sick("a", "fault 1")
+        stage.driver.changed()
+        await until(lambda: b"fault 1" in slow.got[-1])
+        stage.sick("b", "fault 2")
+        stage.driver.changed()
+        await until(lambda: stage.drivers.health[DRIVER, POOL, "b"] == (UNHEALTHY, "fault 2"))
+        pass_time(1)
+        slow.takes.set()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert b"fault 2" in slow.got[-1], "not only with the next message that comes by time"

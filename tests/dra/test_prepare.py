@@ -195,6 +195,17 @@ async def test_an_admin_observes_a_device_that_another_claim_has_and_nothing_is_
     assert len(stage.files) == 1
 
 
+async def test_a_claim_that_uses_and_observes_one_device_has_each_request_with_its_own_permissions(
+    stage: Stage,
+) -> None:
+    use = {"request": "use", "driver": DRIVER, "pool": POOL, "device": "a"}
+    read = {"apiVersion": API_VERSION, "kind": PARAMETERS, "permissions": "r"}
+    observing = {"requests": ["look"], "opaque": {"driver": DRIVER, "parameters": read}}
+    claim = stage.api.put("both", [use, use | {"request": "look", "adminAccess": True}], config=[observing])
+    await stage.admit("p", claim)
+    assert [node["permissions"] for edits in stage.edits("p") for node in edits["deviceNodes"]] == ["rw", "r"]
+
+
 # --- refusals ---
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from agent.dra.publisher import Rate
 from agent.dra.slices import MOST_DEVICES
 from agent.health.book import DRAINED
+from agent.kubernetes.api import ApiError
 from agent.model import HEALTHY, Health, State
 from backends.base import Device
 from tests.dra.stage import DRIVER, NODE, Stage, by_claim, claimed
-from tests.fakes import KIND, device, held, resource
+from tests.fakes import KIND, device, held, reconfigure, resource
 from tests.wait import pass_time, settled, until
 
 GPU, STICK = "example.com/gpu", "example.com/stick"
@@ -142,6 +145,55 @@ async def test_a_write_that_comes_too_late_is_made_again_with_what_is_there() ->
         assert stage.shown(GPU) == {"0000-00-00-0": ""}
 
 
+@pytest.mark.parametrize("deleted", [GPU, STICK, "neither, and the list is refused"])
+async def test_slices_that_a_kubelet_deletes_while_they_are_listed_after_a_conflict_are_there_again(
+    monkeypatch: pytest.MonkeyPatch, deleted: str
+) -> None:
+    stage = Stage(claimed(GPU), claimed(STICK))
+    stage.find(*cards(1), device("stick", STICK))
+    call, conflicts = stage.api.call, [409]
+
+    async def answered_late(method: str, path: str, *args: Any) -> bytes:
+        answer = await call(method, path, *args)
+        if "fieldSelector" in path and not conflicts:
+            monkeypatch.undo()
+            if deleted not in (GPU, STICK):
+                raise ApiError("too many requests", 429)
+            for name, it in stage.objects.slices.items():
+                if it["spec"]["pool"]["name"] == f"{NODE}/{deleted}":
+                    stage.objects.remove(f"resourceslices/{name}")
+            for _ in range(5):  # the watch, which has a connection of its own, tells of it first
+                await asyncio.sleep(0)
+        return answer
+
+    monkeypatch.setattr(stage.api, "call", answered_late)
+    async with stage.running():
+        stage.objects.refuses = lambda method, _path: conflicts.pop() if method == "PUT" and conflicts else None
+        stage.say("0000:00:00.0", SICK)
+        await settled()
+        pass_time(30)
+        await settled()
+        assert stage.shown(GPU) == {"0000-00-00-0": f"{DRIVER}/unhealthy=xid-79:NoSchedule"}
+        assert stage.shown(STICK) == {"stick": ""}
+        assert stage.problems.lasting() == []
+
+
+async def test_a_write_that_conflicts_again_and_again_has_the_slices_listed_before_each_further_try() -> None:
+    stage = Stage(claimed(GPU))
+    stage.find(*cards(1))
+    async with stage.running():
+        conflicts = [409] * 3
+        stage.objects.refuses = lambda method, _path: conflicts.pop() if method == "PUT" and conflicts else None
+        (name,) = stage.objects.slices
+        stage.say("0000:00:00.0", SICK)
+        await settled()
+        stage.objects.kept.pop(f"resourceslices/{name}")  # and nobody tells
+        assert conflicts == [409]
+        pass_time(30)
+        await settled()
+        assert stage.shown(GPU)["0000-00-00-0"]
+
+
 async def test_a_watch_that_is_too_old_begins_again_with_a_list() -> None:
     stage = Stage(claimed(GPU))
     stage.find(*cards(1))
@@ -150,6 +202,34 @@ async def test_a_watch_that_is_too_old_begins_again_with_a_list() -> None:
         stage.objects.put("deviceclasses/other", {"metadata": {"name": "other"}, "spec": {}})
         stage.objects.forget()
         await until(lambda: stage.shown(GPU))
+        assert stage.problems.lasting() == []
+
+
+async def test_an_api_server_that_calls_every_version_too_old_is_asked_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(claimed(GPU))
+    stage.find(*cards(1))
+    asked, watch = 0, stage.api.watch
+
+    async def too_old(*args: Any) -> None:
+        nonlocal asked
+        asked += 1
+        if asked < 50:
+            raise ApiError("too old resource version", 410)
+        await watch(*args)
+
+    monkeypatch.setattr(stage.api, "watch", too_old)
+    async with stage.running():
+        assert asked == 2, "at once, where it was only that version"
+        for _ in range(10):
+            pass_time(20)
+            await settled()
+        assert asked == 12
+        assert "too old" in stage.problems.lasting()[0].sentence
+        for _ in range(40):
+            pass_time(20)
+            await settled()
         assert stage.problems.lasting() == []
 
 
@@ -174,12 +254,43 @@ async def test_a_storm_of_a_thousand_changes_makes_few_writes_and_the_last_one_i
         assert stage.shown(GPU)["0000-03-00-0"] == ""
 
 
+async def test_many_slices_that_change_at_once_hold_up_no_later_change_for_more_than_5_s() -> None:
+    names = [f"example.com/r{number}" for number in range(10)]
+    stage = Stage(*map(claimed, names))
+    stage.find(*(device(name, name) for name in names))
+    async with stage.running():
+        for name in names:
+            stage.say(name, SICK)
+        await settled()
+        assert all(it.endswith("NoSchedule") for name in names for it in stage.shown(name).values())
+        for name in names:
+            stage.say(name, HEALTHY)
+        stage.objects.wipe()
+        await settled()
+        pass_time(5)
+        await settled()
+        assert {it for name in names for it in stage.shown(name).values()} == {""}
+        assert all(map(stage.shown, names))
+
+
+def test_while_changes_go_on_there_is_an_update_every_5_s() -> None:
+    now = [0.0]
+    rate, sent = Rate(lambda: now[0]), list[float]()
+    while now[0] < 60:
+        now[0] += rate.wait()
+        sent.append(now[0])
+        rate.spent()
+    assert sent[:6] == [0.0, 0.0, 0.0, 0.0, 0.0, 2.0]
+    assert [after - before for before, after in pairwise(sent[-9:])] == [5.0] * 8
+
+
 async def test_what_a_mistake_of_ours_has_left_half_done_is_done_when_it_runs_again() -> None:
     fails = [True]
 
-    async def record(_offered: frozenset[str]) -> None:
+    async def record(_offered: frozenset[str]) -> bool:
         if fails.pop():
             raise LookupError
+        return True
 
     stage = Stage(claimed(GPU), record=record)
     stage.find(*cards(1))
@@ -190,6 +301,43 @@ async def test_what_a_mistake_of_ours_has_left_half_done_is_done_when_it_runs_ag
     async with stage.running():
         assert len(stage.shown(GPU)) == 1
     assert fails == [False], "before it writes, it has had it kept of what"
+
+
+async def test_a_resource_that_is_removed_after_a_mistake_of_ours_holds_up_no_other() -> None:
+    kept, removed = claimed(GPU), claimed(STICK)
+    stage = Stage(kept, removed)
+    stage.find(*cards(1), device("stick", STICK))
+    fake = stage.backends.pop(KIND)
+    with pytest.RaisesGroup(KeyError):
+        async with stage.running():
+            await settled()
+    stage.backends[KIND] = fake
+    reconfigure(stage.inventory, [kept], stage.backends)
+    async with stage.running():
+        assert stage.shown(GPU) == {"0000-00-00-0": ""}
+
+
+async def test_the_record_of_what_the_api_server_has_is_tried_again_until_there_is_room_for_it() -> None:
+    tried = list[frozenset[str]]()
+
+    async def record(offered: frozenset[str]) -> bool:
+        tried.append(offered)
+        return len(tried) > 4
+
+    stage = Stage(claimed(GPU), claimed(STICK), record=record, recorded=["example.com/gone"])
+    stage.find(*cards(1), device("stick", STICK))
+    async with stage.running():
+        assert stage.shown(GPU)
+        assert tried == [{GPU, STICK, "example.com/gone"}, {GPU, STICK}]
+        for _ in range(3):
+            pass_time(30)
+            await settled()
+        assert tried[2:] == [
+            {GPU, STICK, "example.com/gone"},
+            {GPU, STICK},
+            {GPU, STICK, "example.com/gone"},
+            {GPU, STICK},
+        ]
 
 
 async def test_while_the_api_server_is_away_one_problem_is_told_and_afterwards_all_is_right() -> None:

@@ -32,7 +32,7 @@ from backends.base import (
 )
 from tests.health.said import latch
 from tests.kubelet.test_allocation import KIND, TOY, Options, Plain, nothing, toy
-from tests.wait import at_once, limit, until
+from tests.wait import at_once, limit, settled, until
 
 OTHER = "example.com/other"
 XID = Signal("toy:a", "xid-48", Verdict.NOW, "XID 48: its memory is bad.", clears_on=frozenset({Clears.OUR_RESET}))
@@ -347,6 +347,24 @@ async def test_more_containers_that_start_at_once_than_there_are_threads_wait_fo
     gate.set()
     await asyncio.gather(*starts)
     assert len(resetting.resets) == len(keys)
+
+
+async def test_resets_that_hang_beyond_their_deadline_leave_a_thread_for_claims(resetting: House) -> None:
+    keys, gate = "abcefghi", threading.Event()
+    for key in keys:
+        resetting.look(resetting.device(key))
+    resetting.hold(*keys)
+    resetting.backend.on_prepare = lambda: gate.wait() and ()
+    starts = [asyncio.ensure_future(resetting.start(key)) for key in keys]
+    await until(lambda: [call for call, _ in resetting.asked].count("prepare") == ROOMS)
+    for start in starts[:ROOMS]:
+        start.cancel()  # as the deadline does
+    await asyncio.wait(starts[:ROOMS])
+    await settled()
+    await resetting.jobs.workers(KIND).start(lambda: None)
+    assert [call for call, _ in resetting.asked].count("prepare") == ROOMS
+    gate.set()
+    await asyncio.gather(*starts[ROOMS:])
 
 
 async def test_a_check_resets_nothing(checking: House) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,7 +15,7 @@ from agent.kubernetes.client import IDLE, MOST, ApiClient
 from agent.kubernetes.identity import Identity
 from agent.runtime.problems import Problems
 from agent.runtime.workers import Workers
-from tests.wait import limit, pass_time, settled, until
+from tests.wait import block_until, limit, pass_time, settled, until
 
 PATH = "/api/v1/nodes/n"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -219,6 +221,21 @@ async def test_a_server_that_does_not_speak_as_it_should_is_an_error_with_a_sent
         assert await api.call("GET", PATH) == b"{}"
 
 
+@pytest.mark.parametrize("status", [200, 403])
+async def test_an_answer_that_is_too_long_is_an_answer_so_that_the_part_that_asked_tells_of_it(status: int) -> None:
+    async def answer(peer: Peer, _: str) -> None:
+        peer.say(b"HTTP/1.1 %d It\r\n\r\n" % status + MUCH * 9)
+        peer.writer.close()
+
+    server = Server(answer)
+    async with server.asked() as api, limit("errors"):
+        with pytest.raises(ApiError, match="more than 8388608 bytes") as of_call:
+            await api.call("GET", PATH)
+        with pytest.raises(ApiError, match="more than 8388608 bytes") as of_watch:
+            await api.watch(PATH, "application/json", lambda _: None)
+    assert (of_call.value.status, of_watch.value.status) == (status, status), "0 would mean that nobody answers"
+
+
 async def test_answers_without_a_length_and_in_http_1_0_are_read_to_the_end_of_the_connection() -> None:
     async def answer(peer: Peer, _: str) -> None:
         peer.say(b"HTTP/1.0 200 OK\r\n\r\n{")
@@ -284,3 +301,30 @@ async def test_a_token_that_no_header_may_have_is_not_in_the_sentence_about_it()
         with pytest.raises(ApiError, match="a character that no request may have") as error:
             await api.call("GET", PATH)
         assert "ret" not in error.value.sentence.replace("request", "")
+
+
+def test_a_resolver_that_hangs_does_not_keep_the_agent_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the network goes before the service does, and the kubeconfig names the API server."""
+    asked, gate = threading.Event(), threading.Event()
+
+    def hang(*_: object, **__: object) -> None:
+        asked.set()
+        gate.wait()
+
+    async def begin() -> None:
+        api = ApiClient(
+            lambda: Identity("http://api.example", token="t"),
+            Workers("kubernetes", limit=2),
+            Problems().trouble("kubernetes", "away", "kubernetes-away"),
+        )
+        call = asyncio.ensure_future(api.call("GET", PATH))
+        await until(asked.is_set)
+        call.cancel()
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    run = threading.Thread(target=lambda: asyncio.run(begin()), daemon=True)
+    run.start()
+    try:
+        block_until(lambda: not run.is_alive())
+    finally:
+        gate.set()

@@ -39,7 +39,7 @@ def test_a_pod_is_who_its_service_account_is(tmp_path: Path) -> None:
 
 
 def test_outside_of_a_pod_a_kubeconfig_must_be_named() -> None:
-    with pytest.raises(FairleadError, match=r"name a kubeconfig in \[kubernetes\]"):
+    with pytest.raises(FairleadError, match=r"name a kubeconfig in \[kubernetes\], and in \[dra\] for"):
         read(None, {})
 
 

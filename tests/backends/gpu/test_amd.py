@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from backends.base import AllocationRefused, Grant, Link
 from backends.gpu import Gpu
@@ -105,6 +106,14 @@ def test_a_partition_is_not_reset_since_the_others_would_be_too(tmp_path: Path) 
     for key, device in devices(gpu).items():
         with pytest.raises(AllocationRefused, match="part of a GPU"):
             gpu.prepare(AMD, [Grant(key, device)])
+
+
+def test_a_gpu_is_not_reset_under_amdgpu_which_is_not_told_of_it(tmp_path: Path) -> None:
+    spec = replace(AMD.spec, pre_start="reset")
+    gpu = backend(tmp_path, mi210_server(), replace(AMD, spec=spec))
+    assert {device.no_reset for device in devices(gpu).values()} == {
+        f"{address} is used by its driver amdgpu, which is not told of a reset" for address in MI210
+    }
 
 
 def test_a_driver_that_is_still_at_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.base import Grant, HostPath, Known, LinkChange, PathChange, Uevent, Verdict, Watches
+from backends.base import AllocationRefused, Grant, HostPath, Known, LinkChange, PathChange, Uevent, Verdict, Watches
 from backends.gpu import Gpu, xid
 from backends.linux import pci
 from tests.backends.gpu.gpus import backend, devices, look, resource
@@ -156,6 +156,17 @@ def test_a_gpu_is_reset_by_itself(tmp_path: Path) -> None:
     (device,) = devices(gpu).values()
     assert list(gpu.prepare(resource(), [Grant(device.key, device)])) == ["pci:0000:3b:00.0"]
     assert gpu.host.local(pci.FUNCTIONS / "0000:3b:00.0" / "reset").read_text() == "1"
+
+
+def test_a_gpu_that_a_process_has_open_is_not_reset_under_its_driver(tmp_path: Path) -> None:
+    gpu = backend(tmp_path, nvidia_gpu("0000:3b:00.0", 0, files={"reset": "0", "reset_method": "flr"}))
+    plant(tmp_path, "proc/77/comm = nvidia-persiste\nproc/77/fd/3 -> /dev/nvidiactl\nproc/77/fd/5 -> /dev/nvidia0")
+    (device,) = devices(gpu).values()
+    with pytest.raises(AllocationRefused, match=r"is open in nvidia-persiste \(process 77\)"):
+        gpu.prepare(resource(), [Grant(device.key, device)])
+    assert gpu.host.local(pci.FUNCTIONS / "0000:3b:00.0" / "reset").read_text() == "0\n"
+    (tmp_path / "proc/77/fd/5").unlink()
+    assert gpu.prepare(resource(), [Grant(device.key, device)])
 
 
 def test_which_gpus_a_pod_gets_matters(machine: Gpu) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,23 @@ def test_links_are_made_in_dev_char_where_asked(tmp_path: Path) -> None:
         "235:1": "../nvidia-uvm-tools",
     }
     assert all(path.is_char_device() for path in (tmp_path / "dev/char").iterdir())
+
+
+def test_a_link_that_another_gpu_needs_too_and_makes_at_the_same_moment_is_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linked = resource(dev_char_links=True)
+    gpu = backend(tmp_path, CONTROLS + nvidia_gpu(GPU, 3), linked)
+    (device,) = devices(gpu).values()
+    make = os.symlink
+
+    def twice(*paths: Any, **options: Any) -> None:
+        make(*paths, **options)
+        make(*paths, **options)
+
+    monkeypatch.setattr(os, "symlink", twice)
+    assert not gpu.adopt(linked, device)
+    assert len(list((tmp_path / "dev/char").iterdir())) == 5
 
 
 def test_links_lead_below_the_drivers_root(tmp_path: Path) -> None:

@@ -52,6 +52,20 @@ def test_the_library_is_asked_again_only_when_the_driver_shows_something_else(
     assert library.opened == 2
 
 
+def test_a_survey_is_kept_however_often_it_is_asked_for_drained_gpus_meanwhile(
+    tmp_path: Path, install_nvml: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A survey may take seconds on each GPU; each ninth probe threw it away."""
+    monkeypatch.setattr(nvml, "_KEPT_FOR", 1e-9)
+    library = install_nvml(KNOWN)
+    gpu = backend(tmp_path, DIVIDED)
+    for _ in range(20):
+        for device in devices(gpu).values():
+            list(gpu.probe(device))
+    assert library.asked_for_drains >= 20
+    assert library.opened == 1
+
+
 def test_a_library_that_hangs_holds_up_one_look_and_no_other(
     tmp_path: Path, install_nvml: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,8 +83,11 @@ def test_a_library_that_hangs_holds_up_one_look_and_no_other(
     thread.start()
     try:
         inside.wait()
-        assert offered(gpu) == [uuid(1)]
-        assert "does not answer" in look(gpu)[ADDRESS].problems[0].sentence
+        (whole,) = gpu.discover("0000:5e:00.0").devices
+        assert whole.unusable == ""
+        for ask in (lambda: gpu.discover(ADDRESS), lambda: list(gpu.probe(whole))):
+            with pytest.raises(nvml.UnansweredError):
+                ask()  # so that MIG devices, and drains, stay as they were seen last
     finally:
         over.set()
         thread.join()

@@ -11,9 +11,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from backends.base import Heard, Record, Verdict
-from backends.gpu import nvml
+from backends.gpu import Gpu, nvml
 from backends.interface.values import Known
 from tests.backends.gpu import nvml_library
 from tests.backends.gpu.gpus import backend, look, resource
@@ -152,3 +153,7 @@ def test_the_option_says_when_nvml_is_listened_to(
     assert (bool(watches.listen), bool(watches.listen_without_log)) == (always, without_log)
     assert watches.listen | watches.listen_without_log <= {f"pci:{ONE}"}
     assert not gpu.watches(known).listen_without_log
+    resets = resource(nvml_events=nvml_events)
+    gpu = Gpu(gpu.host, [replace(resets, spec=replace(resets.spec, pre_start="reset"))])
+    watches = gpu.watches({unit: found.devices for unit, found in look(gpu).items()})  # type: ignore[arg-type]
+    assert not watches.listen | watches.listen_without_log, "whoever listens has them open"

@@ -108,6 +108,22 @@ def test_a_subsystem_is_a_class_or_a_bus(tmp_path: Path) -> None:
     assert udev.numbers(host, "ttty") is None
 
 
+def test_a_chip_of_gpio_is_found_beside_the_class_of_the_same_name_which_has_no_nodes(tmp_path: Path) -> None:
+    """As in the recording of a Raspberry Pi 4 (RPI4B4G.txt of canonical/checkbox)."""
+    at = "platform/soc/fe200000.gpio"
+    host = planted_host(
+        tmp_path,
+        f"""
+        sys/class/gpio/export
+        sys/class/gpio/gpiochip0 -> ../../devices/{at}/gpio/gpiochip0
+        sys/devices/{at}/gpio/gpiochip0/base = 0
+        sys/bus/gpio/devices/gpiochip0 -> ../../../devices/{at}/gpiochip0
+        sys/devices/{at}/gpiochip0/dev = 254:0
+        """,
+    )
+    assert udev.numbers(host, "gpio") == ["c:254:0"]
+
+
 def test_attributes_and_drivers_are_those_of_the_nearest_device_above(tmp_path: Path) -> None:
     at = f"sys/{directory('1-2')}"
     more = (

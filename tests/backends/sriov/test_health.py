@@ -90,10 +90,9 @@ def test_a_card_whose_interface_is_elsewhere_is_unhealthy_unless_one_of_our_pods
     (tmp_path / f"sys/devices/{card.below}/{card.address}/net").rename(tmp_path / "elsewhere")
     (signal,) = found.probe(devices(found)[0])
     assert (signal.reason, signal.unless_held) == ("in-another-namespace", True)
-    user = backend(
-        tmp_path / "user", function(card.address, kind="020000", driver="igb_uio", files={"uio/uio0/name": "x"})
-    )
-    assert "in-another-namespace" not in {one[1] for one in said(user, devices(user)[0])}
+    for driver, files in (("igb_uio", {"uio/uio0/name": "x"}), ("vp-vdpa", {})):
+        user = backend(tmp_path / driver, function(card.address, kind="020000", driver=driver, files=files))
+        assert "in-another-namespace" not in {one[1] for one in said(user, devices(user)[0])}
 
 
 def test_a_link_that_nobody_knows_of_is_no_signal(tmp_path: Path) -> None:

@@ -205,6 +205,21 @@ def test_what_the_host_needs_by_now_is_refused_when_it_is_to_be_bound(tmp_path: 
     assert drivers(found) == [(GPU, "vfio-pci", "vfio-pci")]
 
 
+def test_a_gpu_that_a_process_has_open_is_left_with_nvidias_driver_which_would_wait_for_ever(tmp_path: Path) -> None:
+    forced = resource(bind="allocate", force=[GPU])
+    found, kernel = acting(
+        tmp_path, gpu("nvidia") + sound("snd_hda_intel"), forced, gpu="nvidia", sound="snd_hda_intel"
+    )
+    plant(tmp_path, f"proc/driver/nvidia/gpus/{GPU}/information = Model: \t Tesla T4\\nDevice Minor: \t 1")
+    plant(tmp_path, "proc/77/comm = nvidia-persiste\nproc/77/fd/3 -> /dev/nvidia1\nproc/78/fd/3 -> /dev/nvidia10")
+    with pytest.raises(AllocationRefused, match=r"is open in nvidia-persiste \(process 77\)"):
+        claim(found)
+    assert kernel.written == []
+    (tmp_path / "proc/77/fd/3").unlink()
+    claim(found)
+    assert drivers(found)[0] == (GPU, "vfio-pci", "vfio-pci")
+
+
 @pytest.mark.needs("device nodes", "/dev/loop0")
 def test_a_disk_that_something_has_to_itself_is_refused_when_it_is_to_be_bound(tmp_path: Path) -> None:
     tree = function(GPU, "144d:a80a", below=ROOT, driver="nvme", group=12, files={"driver_override": "(null)"})

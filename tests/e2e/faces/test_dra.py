@@ -18,9 +18,9 @@ from tests.wait import until
 
 OTHER = "fl.test/other"
 IMPATIENT = """
-from agent.dra import preparation
+from agent.dra import preparation, publisher
 from agent.kubernetes import api
-api._FIRST_PAUSE = api._LONGEST_PAUSE = 0.02
+api._FIRST_PAUSE = api._LONGEST_PAUSE = publisher._RECORD_AGAIN = 0.02
 preparation._COLLECT_AGAIN = 0.2
 """
 
@@ -160,6 +160,25 @@ async def test_what_an_earlier_run_offered_is_withdrawn_before_the_kubelet_gets_
         assert server.objects.slices == {}
     async with agent(node, chardev(), dra(server, node)):
         await node.registered(WIDGET)
+
+
+async def test_what_is_offered_is_recorded_once_there_is_room_on_the_disk_and_withdrawn_by_the_next_run(
+    node: Node, server: ApiServer
+) -> None:
+    node.mknod("w1")
+    no_room = node.state / ".dra.json.new" / "x"  # where it is written first: stands for a full disk
+    no_room.mkdir(parents=True)
+    async with agent(node, claimed(), dra(server, node)) as it:
+        await offers(server, "dev-w1")
+        await it.says("dra-record-unwritten")
+        no_room.rmdir()
+        no_room.parent.rmdir()
+        await until((node.state / "dra.json").exists)
+        _, out, _ = await finish("status", "--config", str(node.root / "config.toml"))
+        assert "cannot be written" not in out
+    async with agent(node, chardev(), dra(server, node)):
+        await node.registered(WIDGET)
+        assert server.objects.slices == {}
 
 
 async def test_what_a_pod_has_by_a_claim_is_offered_by_no_device_plugin_though_our_state_is_lost_and_the_device_away(
