@@ -316,7 +316,8 @@ class Publisher:
         fresh = {name for name in served if stale is None or name in stale or name not in self._pools}
         for name in fresh:
             listed = self._inventory.slots(name), self._inventory.claims(name)
-            self._offered[name] = slices.offers(self._named.of(name), *listed, self._offered.get(name, ()))
+            last = self._offered.get(name, ())
+            self._offered[name] = slices.offers(self._named.of(name), *listed, last, self._settings.driver)
         evicting = {
             name: of for name, of in self._offered.items() if served[name].configured in self._settings.no_execute
         }

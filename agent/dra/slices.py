@@ -95,9 +95,13 @@ class Named:
 
 
 def offers(
-    found: Mapping[str, Found], slots: Mapping[str, Slot], claims: Mapping[str, Held], before: Iterable[Offer] = ()
+    found: Mapping[str, Found],
+    slots: Mapping[str, Slot],
+    claims: Mapping[str, Held],
+    before: Iterable[Offer] = (),
+    driver: str = "",
 ) -> list[Offer]:
-    """What a pool offers of these devices of its resource: all but what pods have by the device plugin API.
+    """What a pool offers of these devices of its resource: all but what pods have by the device plugin API or another driver.
 
     A device that has gone stays while a claim has it, as it was: else nothing could be said of it, and no pod be evicted.
 
@@ -106,12 +110,18 @@ def offers(
         slots: its list.
         claims: what pods hold of it, by ID.
         before: what this returned last.
+        driver: whose slices it is for; what claims have by an earlier name of it, the scheduler does not know.
     """
+    ours = {
+        device_id: it.claim
+        for device_id, it in claims.items()
+        if it.claim is not None and it.claim.driver in ("", driver)
+    }
     made = []
     for name, it in found.items():
         assert it.placed is not None
         ids = it.placed.ids
-        by_claim = [device_id for device_id in ids if device_id in claims and claims[device_id].claim is not None]
+        by_claim = [device_id for device_id in ids if device_id in ours]
         free = [slots[device_id].health for device_id in ids if device_id not in claims and device_id in slots]
         fit = [health for health in free if health.offered]
         if not (free or by_claim):
@@ -122,8 +132,8 @@ def offers(
         tokens = len(by_claim) + len(fit or free) if len(ids) > 1 else 0
         made.append(Offer(name, it.device, said, tokens, bool(by_claim)))
     there, earlier = {it.name for it in made}, {it.name: it for it in before}
-    for device_id, held in sorted(claims.items()):
-        old = earlier.get(held.claim.device) if held.claim is not None else None
+    for device_id, claim in sorted(ours.items()):
+        old = earlier.get(claim.device)
         if old is not None and old.name not in there and device_id in slots:
             there.add(old.name)
             made.append(replace(old, health=slots[device_id].health, is_held=True))

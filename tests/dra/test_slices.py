@@ -33,7 +33,7 @@ def with_attributes(key: str, **attributes: str) -> Device:
 
 
 def offered(it: Inventory, before: Iterable[Offer] = ()) -> list[Offer]:
-    return slices.offers(slices.Named(it).of(GPU), it.slots(GPU), it.claims(GPU), before)
+    return slices.offers(slices.Named(it).of(GPU), it.slots(GPU), it.claims(GPU), before, DRIVER)
 
 
 def pool(it: Inventory, known: Any = None, driver: str = DRIVER) -> dict[str, Entry]:
@@ -156,6 +156,18 @@ def test_what_a_pod_has_by_device_plugin_is_in_no_slice_and_what_one_has_by_a_cl
     assert list(pool(it)) == ["other"]
     it.unclaim([held(GPU, "one", one)])
     assert list(pool(it)) == ["one", "other"]
+
+
+def test_what_a_pod_has_by_a_claim_of_the_drivers_name_before_is_in_no_slice_there_or_gone() -> None:
+    one, other = device("one", GPU), device("other", GPU)
+    it = inventory(one, other)
+    before = offered(it)
+    claim = by_claim(held(GPU, "one", one))
+    assert claim.claim is not None
+    it.claim([replace(claim, claim=replace(claim.claim, driver="before.dev")), by_claim(held(GPU, "other", other))])
+    assert [offer.name for offer in offered(it, before)] == ["other"]
+    it.update(fakes.KIND, fakes.by_unit([other]))
+    assert [offer.name for offer in offered(it, before)] == ["other"]
 
 
 def test_a_taint_says_since_when_and_why_in_words_that_a_label_may_have() -> None:

@@ -291,7 +291,9 @@ async def test_pods_end_though_the_drivers_name_was_changed_and_nothing_is_serve
         node.config(claimed(), named("other.dev"))
         await until(lambda: {it["spec"]["driver"] for it in server.objects.slices.values()} == {"other.dev"})
         await until(lambda: drivers.connected("first.dev"))
+        await offers(server)
         await drivers.end("second")
+        await offers(server, "dev-w2")
         await admit("third", "dev-w2", "other.dev")
     async with agent(node, chardev()):  # as it was before anybody tried DRA
         await node.registered(WIDGET)
