@@ -428,7 +428,7 @@ class Preparer:
         """Write the specifications of prepared claims that are not there: containers that start again are made from them."""
         refused = dict[str, str]()
         with suppress(OSError, NoWorkerError):  # if it lasts, what is prepared is refused with the reason
-            there = await self._disk.run(self._files.uids)
+            there = await self._disk.run(self._files.uids) if self._prepared else set()
             for uid in sorted(self._prepared - there):
                 if (named := await self._disk.run(partial(self._files.named, uid))) is None:
                     continue  # a driver of another name has prepared it
