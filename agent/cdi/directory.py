@@ -178,18 +178,6 @@ def _real(host: Host, node: spec.DeviceNode) -> spec.DeviceNode:
 # --- of ResourceClaims ---
 
 
-def claim_drivers(host: Host) -> frozenset[str]:
-    """The drivers of ours whose claims have specifications.
-
-    Raises:
-        OSError: the directory cannot be read.
-    """
-    begin, middle, end = spec.claim_file("*", "*").name.split("*")
-    name = re.compile(f"{re.escape(begin)}(.+){re.escape(middle)}{UID.pattern}{re.escape(end)}")
-    found = host.local(spec.DIRECTORY).iterdir()
-    return frozenset(it[1] for path in found if (it := name.fullmatch(path.name)))
-
-
 class _Claim(msgspec.Struct):
     name: str
     namespace: str

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from agent.cdi import RECORD
 from agent.inventory.inventory import Inventory
 from agent.runtime.problems import Problems
-from backends.base import Backend, ContainerEdits, Grant, Host, HostPath, Resource
+from backends.base import Backend, ContainerEdits, Grant, Host, Resource
 
 if TYPE_CHECKING:
     from agent.cdi.foreign_names import ForeignNames
     from agent.cdi.specifications import Specifications
-
-_DIRECTORY: Final = HostPath("/run/cdi")  # `agent.cdi.spec.DIRECTORY`
 
 
 class Cdi:
@@ -73,17 +70,6 @@ class Cdi:
         from agent.cdi.foreign_names import named  # noqa: PLC0415
 
         return named(await self._foreign_names.checked(resource, edits))
-
-    def claim_drivers(self) -> frozenset[str]:
-        """The DRA drivers of ours whose claims have specifications, which outlive all that is in the state directory."""
-        with suppress(OSError):
-            if any(
-                it.name.startswith("dra.") for it in self._host.local(_DIRECTORY).iterdir()
-            ):  # else nothing is loaded
-                from agent.cdi.directory import claim_drivers  # noqa: PLC0415
-
-                return claim_drivers(self._host)
-        return frozenset()
 
     def changed(self, resources: Iterable[str]) -> None:
         """These resources have other devices, other claims, or another configuration."""

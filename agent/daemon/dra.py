@@ -86,13 +86,11 @@ class Dra:
         self._house, self._inventory, self._backends = node, node.inventory, backends
         self._giving = allocator, starter
         self._problems, self._counts, self._clock = problems, counts, clock
-        self._lost: frozenset[str] = frozenset()
-        """The drivers of which pods have claims while nothing says which: our state was lost."""
         self._recall()
         self._publisher: Publisher | None = None
         self._drivers: dict[str, Driver] = {}
         self._name = ""
-        """That of the driver which says how it goes; of the others pods have claims since an earlier configuration."""
+        """The driver whose state `status` shows. The others serve only what pods have since an earlier configuration."""
         self._unadopted = set[str]()
         """The names by which pods may have claims that are not in the ledger."""
         self._slots = set[tuple[str, str]]()
@@ -106,18 +104,12 @@ class Dra:
             "dra", "Kubernetes' API server cannot be reached", "dra-api-away", "dra-api-answers",
             then="trying again; pods keep what they have, and no pod gets a device by DRA meanwhile",
         )  # fmt: skip
-        self._unknown = problems.trouble(
-            "dra", "no resource is served by device plugin", "dra-claims-unknown", "dra-claims-known",
-            then="reading at the API server which devices they have; where no pod has a claim, remove /run/cdi/dra.*-claim_*.json",
-        )  # fmt: skip
         self._unkept = problems.trouble("dra", f"{self._file} cannot be written", "dra-record-unwritten")
 
     # --- what the others ask ---
 
     def by_plugin(self, names: Iterable[str]) -> list[str]:
-        """Those of these resources that are served by device plugin; none while any device may be a pod's by an unknown claim."""
-        if self._lost:
-            return []
+        """Those of these resources that are served by device plugin."""
         offered = self._record.resources if self._record else ()
         return [name for name in names if name not in offered and not self.serves(name)]
 
@@ -167,14 +159,6 @@ class Dra:
     async def run(self) -> None:
         """Run it while it is needed, until cancelled."""
         self._recall()  # the agent before us may have changed it
-        if self._lost and self._has_claims:  # it is not lost: without DRA there is no record
-            self._lost = frozenset()
-            self._house.serve_others()
-        if self._lost:
-            drivers = ", ".join(sorted(self._lost))
-            self._unknown.report_once(
-                f"pods have ResourceClaims of {drivers}, and {self._file.parent} has nothing of them"
-            )
         try:
             while True:
                 with anyio.CancelScope() as self._scope:
@@ -183,33 +167,19 @@ class Dra:
             self._workers.close()
 
     def _recall(self) -> None:
-        """Read what an earlier run kept, a few bytes; or whose claims pods have, where it is lost."""
+        """Read what an earlier run kept; a few bytes."""
         self._record = _read(self._file)
-        self._lost = self._house.cdi.claim_drivers() if self._record is None else frozenset()
         self._offered = frozenset(self._record.resources if self._record else ())
 
     @property
     def _driver(self) -> Driver | None:
         return self._drivers.get(self._name)
 
-    @property
-    def _has_claims(self) -> bool:
-        return any(it.claim is not None for it in self._house.ledger.held())
-
-    def _note_known(self) -> None:
-        """No device is a pod's by a claim that is not recorded."""
-        if self._lost:
-            self._lost = frozenset()
-            self._unknown.healed()
-            self._house.serve_others()
-
     async def _serve(self) -> None:
         """Offer what is configured, withdraw what another configuration offered, and serve what pods have, until cancelled."""
         record = self._record
         mine = self._who(self._config.dra) if self._config.uses_dra else None
-        has_claims = self._has_claims
-        if gone := self._lost - {mine.driver if mine is not None else ""}:  # what was offered then is to be withdrawn
-            record = self._record = msgspec.structs.replace(self._who(self._config.dra), driver=min(gone))
+        has_claims = any(it.claim is not None for it in self._house.ledger.held())
         if record is None and mine is None and not has_claims:
             await anyio.sleep_forever()
         self._loaded = await self._workers.start(_load)
@@ -223,8 +193,6 @@ class Dra:
                 record = msgspec.structs.replace(record, kubeconfig=mine.kubeconfig)
             if record is not None and (mine is None or msgspec.structs.replace(record, resources=()) != mine):
                 await self._withdraw(record)
-                if mine is None:
-                    self._note_known()
                 # pods may have unknown claims of these
                 left = self._record.resources if self._record is not None else ()
                 record = msgspec.structs.replace(mine, resources=left) if mine is not None else None
@@ -241,7 +209,7 @@ class Dra:
         who = mine or record or self._who(self._config.dra)
         held = {it.claim.driver for it in self._house.ledger.held() if it.claim is not None}
         configured = {it.driver for it in (mine, record) if it is not None}
-        names = (held | configured | self._house.cdi.claim_drivers()) - {""}
+        names = (held | configured) - {""}
         self._name = who.driver if who.driver in names or not names else min(names)
         self._unadopted = {self._name, *names}
         for name in sorted(self._unadopted):
@@ -283,8 +251,6 @@ class Dra:
         if self._unadopted:
             return
         self._adopted.set()
-        if self._config.uses_dra:  # else only once nothing is offered by DRA any more
-            self._note_known()
         if self._record is not None:
             await self._keep(self._offered)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from typing import ClassVar, Final
 
 from msgspec.structs import replace
@@ -35,7 +34,7 @@ from backends.gpu.nvidia import DRIVER, Nvidia, without_pci
 from backends.gpu.options import GpuOptions, GpuResource, complaints
 from backends.gpu.vendor import AMD, ATTRIBUTES, INTEL, NVIDIA, Vendor, gpu_addresses, is_gpu, vendor_of
 from backends.linux import pci, pci_health
-from backends.linux.host_uses import NVIDIAS_GPUS, opened_by
+from backends.linux.host_uses import opened_by
 from backends.linux.pci_health import LATCHED
 
 _VENDORS: Final[dict[str, type[Vendor]]] = {
@@ -89,20 +88,14 @@ class Gpu(Backend[GpuOptions]):
         """Adds to each device why it cannot be reset, if any resource asks for resets."""
         if not any(resource.spec.pre_start == "reset" for resource in self.resources):
             return found
-        whole = self._reset_refusal(function) if function is not None else _PART
+        whole = _PART
+        if function is not None:
+            whole = (
+                f"{function.address} {why}" if (why := _in_use(function)) else pci.reset_refusal(self.host, function)
+            )
         return replace(
             found, devices=tuple(replace(it, no_reset=whole if _is_whole(it) else _PART) for it in found.devices)
         )
-
-    def _reset_refusal(self, function: pci.Function) -> str:
-        """Why a whole GPU cannot be reset; empty if it can, once no process has it open.
-
-        amdgpu has it in use from the time it is bound, and the kernel tells only drivers with a `reset_prepare` of a reset;
-        `amdgpu_pci_err_handler` (amdgpu_drv.c) has none.
-        """
-        if function.driver == "amdgpu":
-            return f"{function.address} is used by its driver amdgpu, which is not told of a reset"
-        return pci.reset_refusal(self.host, function)
 
     def probe(self, device: Device) -> Iterable[Signal]:
         """The health of its nodes, its driver and its PCI functions."""
@@ -241,16 +234,16 @@ class Gpu(Backend[GpuOptions]):
                     'Ask this node\'s administrator to set pre_start = "check" for it.'
                 )
         every = sorted({name for grant in grants for name in grant.device.hardware})
-        is_nvidias = any(grant.device.attributes["vendor"] == (NVIDIA,) for grant in grants)
-        with NVIDIAS_GPUS if is_nvidias else nullcontext():
-            for address in (name.removeprefix("pci:") for name in every):
-                function = pci.read(self.host, address)
-                if function is not None and (why := opened_by(self.host, function)) is not None:
-                    raise AllocationRefused(
-                        f"{address} is to be reset before each use, but {why}. "
-                        'Ask this node\'s administrator to end it, or to set pre_start = "check" for it.'
-                    )
-                pci.reset(self.host, address)
+        for address in (name.removeprefix("pci:") for name in every):
+            function = pci.read(self.host, address)
+            if function is not None and (
+                why := _in_use(function) or opened_by(self.host, function, even_by_a_question=True)
+            ):
+                raise AllocationRefused(
+                    f"{address} is to be reset before its use, but it {why}. "
+                    'Ask this node\'s administrator to end that, or to set pre_start = "check" for it.'
+                )
+            pci.reset(self.host, address)
         return every
 
     def _vendor_of(self, device: Device) -> Vendor:
@@ -265,6 +258,15 @@ def _by_vendor(known: Mapping[str, Sequence[Device]]) -> dict[str, list[str]]:
             for vendor in devices[0].attributes["vendor"] if devices else _VENDORS:
                 found.setdefault(vendor, []).append(unit)
     return found
+
+
+def _in_use(function: pci.Function) -> str | None:
+    """Why a reset would happen under the GPU's driver, in words that follow its name; None if it would not.
+
+    amdgpu uses it from the time it is bound, and the kernel tells only drivers with a `reset_prepare` of a reset;
+    `amdgpu_pci_err_handler` (amdgpu_drv.c) has none.
+    """
+    return "is used by its driver amdgpu, which is not told of a reset" if function.driver == "amdgpu" else None
 
 
 def _is_whole(device: Device) -> bool:

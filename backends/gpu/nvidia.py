@@ -142,7 +142,12 @@ class Nvidia(Vendor):
 
     def _uuid_from_nvml(self, function: pci.Function) -> str | None:
         """The UUID that /proc does not have. To ask the library for it starts the GPU."""
-        known = self._surveyed(function.address) if function.driver == DRIVER else None
+        try:
+            known = self._surveyed(function.address) if function.driver == DRIVER else None
+        except nvml.UnansweredError:
+            if not _is_gkes([it.spec.options for it in self._resources]):
+                raise
+            known = None
         return known.uuid if known else None
 
     def _surveyed(self, address: str) -> nvml.Gpu | None:
@@ -199,7 +204,11 @@ class Nvidia(Vendor):
         if not device.unusable:  # another driver's, say vfio-pci's: its `vfio` resource needs no MPS
             yield from nvidia_edits.mps_signals(self.host, self._resources, device, min(device.hardware))
         whole = f"pci:{device.unit}"
-        if whole in device.hardware and device.unit in self._drained():
+        try:
+            is_drained = whole in device.hardware and device.unit in self._drained()
+        except nvml.UnansweredError:  # nor was it before: what else is seen of it counts more
+            is_drained = False
+        if is_drained:
             yield Signal(whole, "nvidia-drained", Verdict.NOW, f"nvidia-smi drain has taken {device.unit} out of use")
 
     def directories(self, addresses: Iterable[str]) -> Iterable[HostPath]:

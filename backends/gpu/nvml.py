@@ -28,7 +28,6 @@ from backends.base import Heard, Host, HostPath, Link
 from backends.errors import not_short, reason_of
 from backends.gpu import nvidia_procfs as procfs
 from backends.gpu import nvml_process
-from backends.linux.host_uses import NVIDIAS_GPUS
 
 INSTALL: Final = (
     "install the Python package nvidia-ml-py where Fairlead is, and let Fairlead see the driver's libnvidia-ml.so.1"
@@ -53,7 +52,7 @@ _ENDS_WITHIN: Final = 1.0  # seconds for a process that was killed; one that han
 _SILENCE: Final = 15.0  # seconds without a sign of life from who hears events; each second has one
 _OTHER_VERSION: Final = 18  # NVML_ERROR_LIB_RM_VERSION_MISMATCH in nvml.h
 
-_asking: Final = NVIDIAS_GPUS  # one process at a time: of two that ask at once the second gets what the first hears
+_asking: Final = threading.Lock()  # one process at a time: of two that ask at once the second gets what the first hears
 _hangs: Final = threading.Event()
 _PATIENCE: Final = 2.0  # seconds that a scan waits for the survey of another; after that, no scan waits for it any more
 _KEPT_FOR: Final = (
@@ -150,16 +149,24 @@ def survey(host: Host, roots: Sequence[HostPath]) -> Survey:
 def drained(host: Host, roots: Sequence[HostPath]) -> frozenset[str]:
     """The addresses of the GPUs that `nvidia-smi drain` has taken out of use. The question starts no GPU.
 
+    While another question takes long, it is what was known last.
+
     Raises:
         NvmlError: it cannot be asked.
-        UnansweredError: another question takes it too long.
+        UnansweredError: it never was, and another question takes too long.
     """
     path, addresses = _library(host, roots), procfs.addresses(host)
     moment = int(time.monotonic() // _KEPT_FOR)
-    return _kept(
-        ("drained", path, *addresses, moment),
-        lambda: frozenset(cast("list[str]", _answer(path, "drained", *addresses))),
-    )
+    try:
+        return _kept(
+            ("drained", path, *addresses, moment),
+            lambda: frozenset(cast("list[str]", _answer(path, "drained", *addresses))),
+        )
+    except UnansweredError:
+        last = next((it for key, (_, it) in list(_answers.items()) if key[:2] == ("drained", path)), None)
+        if not isinstance(last, frozenset):
+            raise
+        return last
 
 
 def listen(host: Host, roots: Sequence[HostPath], addresses: Sequence[str]) -> Iterator[Heard | None]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-import threading
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Final, TypeVar
@@ -46,9 +46,8 @@ _SWITCH_MANAGEMENT_IDS: Final = ("15b3", "0087")
 """Their subsystem where that data cannot be read (only root may): of all four in the udev database of a DGX B200 in
 canonical/checkbox, DISK_SAMSUNG_KIOXIA.txt; its adapters for computing have 15b3:0050."""
 
-NVIDIAS_GPUS: Final = threading.Lock()
-"""Held by what opens GPUs of NVIDIA's driver for a question, and by what finds that none is open and takes one from that driver or
-resets it: neither may begin while the other is at it."""
+_ASKS_NVML: Final = "/gpu/nvml_process.py"
+_NVIDIA_MAJOR: Final = 195  # of its nodes; kernel-open/common/inc/nv.h
 _NVIDIA_GPUS: Final = HostPath("/proc/driver/nvidia/gpus")
 _MINOR: Final = re.compile(r"^Device Minor:\s*(\d+)\s*$", re.MULTILINE)
 
@@ -87,26 +86,44 @@ def busy_disks(host: Host, function: pci.Function) -> Iterator[str]:
                 yield f"has the disk {name}, which something uses"
 
 
-def opened_by(host: Host, function: pci.Function) -> str | None:
-    """Which process has a GPU of NVIDIA's driver open, in the same words; None if none is seen.
+def opened_by(host: Host, function: pci.Function, *, even_by_a_question: bool = False) -> str | None:
+    """Which process has a GPU of NVIDIA's driver open, in words that follow the name of the GPU; None if none is seen.
 
     The driver does not let go of such a GPU, nor does it say so: the write to `unbind` first takes the GPU from its list, and then
     waits for ever ("Attempting to remove device ... with non-zero usage count!", nv_pci_remove_helper in kernel-open/nvidia/nv-pci.c).
     A reset would leave a GPU that the driver believes to be initialized; once the last process has closed it, it is not. The
-    process is often nvidia-persistenced. Processes are seen where /proc is the host's.
+    process is often nvidia-persistenced. A question of ours to NVIDIA's library ends by itself, and so counts only where that is asked.
+    Seen are those of the host's /proc whose files we may read (CAP_SYS_PTRACE).
     """
     if function.driver != "nvidia":
         return None
     minor = _MINOR.search(sysfs.text(host, _NVIDIA_GPUS / function.address / "information") or "")
     if minor is None:
         return None
-    proc, node = HostPath("/proc"), f"nvidia{minor[1]}"
+    proc, node, number = HostPath("/proc"), f"nvidia{minor[1]}", os.makedev(_NVIDIA_MAJOR, int(minor[1]))
     for process in filter(str.isdecimal, sysfs.names(host, proc)):
         files = proc / process / "fd"
-        if any(sysfs.linked_name(host, files / name) == node for name in sysfs.names(host, files)):
-            named = sysfs.attribute(host, proc / process / "comm") or "a process"
-            return f"is open in {named} (process {process}), which its driver would wait for"
+        if any(_is_open(host, files / name, node, number) for name in sysfs.names(host, files)):
+            command = sysfs.text(host, proc / process / "cmdline") or ""
+            is_ours = _ASKS_NVML in command
+            if is_ours and "\0events\0" not in command and not even_by_a_question:
+                continue
+            named = (
+                "Fairlead, which asks NVIDIA's library," if is_ours else sysfs.attribute(host, proc / process / "comm")
+            )
+            return f"is open in {named or 'a process'} (process {process}), which its driver would wait for"
     return None
+
+
+def _is_open(host: Host, file: HostPath, node: str, number: int) -> bool:
+    """Whether an open file is the node: one of that name, and with that number, since everybody may have a file of that name."""
+    if sysfs.linked_name(host, file) != node:
+        return False
+    try:
+        found = host.local(file).stat()
+    except OSError:
+        return False
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == number
 
 
 def subfunctions(function: pci.Function) -> int:

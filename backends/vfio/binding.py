@@ -8,7 +8,7 @@ ends as it ends the bindings. A function without a note was not bound by us, or 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -17,7 +17,7 @@ from msgspec import Struct
 from backends.base import Host, HostPath, Node, NotReady
 from backends.errors import reason_of
 from backends.linux import iommu, pci, udev
-from backends.linux.host_uses import NVIDIAS_GPUS, busy_disks, opened_by, uses
+from backends.linux.host_uses import busy_disks, opened_by, uses
 from backends.linux.iommu import Group, Member
 from backends.linux.kernel import Kernel, Notes, explained
 from backends.linux.nodes import NoNodeError, device_node, is_device_node
@@ -159,13 +159,12 @@ class Binder:
         Raises:
             NotReady: the host needs one of them, or the kernel refuses. What was already bound stays so.
         """
-        with NVIDIAS_GPUS if any(function.driver == "nvidia" for function in functions) else nullcontext():
-            for function in functions:
-                self._check(function.address, resource)
-            if functions:
-                self._load()
-            for function in functions:
-                self._bind(function.address, give_back=give_back)
+        for function in functions:
+            self._check(function.address, resource)
+        if functions:
+            self._load()
+        for function in functions:
+            self._bind(function.address, give_back=give_back)
 
     def settle(self, nodes: Sequence[Node], since: float) -> None:
         """Wait, within limits, until the nodes are there and udev is done with them.

@@ -114,6 +114,9 @@ def test_a_gpu_is_not_reset_under_amdgpu_which_is_not_told_of_it(tmp_path: Path)
     assert {device.no_reset for device in devices(gpu).values()} == {
         f"{address} is used by its driver amdgpu, which is not told of a reset" for address in MI210
     }
+    key, device = next(iter(devices(gpu).items()))
+    with pytest.raises(AllocationRefused, match="is used by its driver amdgpu"):  # a claim may ask for a reset of any
+        gpu.prepare(AMD, [Grant(key, device)])
 
 
 def test_a_driver_that_is_still_at_it(tmp_path: Path) -> None:

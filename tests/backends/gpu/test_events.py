@@ -160,7 +160,10 @@ def test_a_gpu_is_reset_by_itself(tmp_path: Path) -> None:
 
 def test_a_gpu_that_a_process_has_open_is_not_reset_under_its_driver(tmp_path: Path) -> None:
     gpu = backend(tmp_path, nvidia_gpu("0000:3b:00.0", 0, files={"reset": "0", "reset_method": "flr"}))
-    plant(tmp_path, "proc/77/comm = nvidia-persiste\nproc/77/fd/3 -> /dev/nvidiactl\nproc/77/fd/5 -> /dev/nvidia0")
+    persistenced = (
+        f"proc/77/comm = nvidia-persiste\nproc/77/fd/3 -> /dev/nvidiactl\nproc/77/fd/5 -> {tmp_path}/dev/nvidia0"
+    )
+    plant(tmp_path, f"{persistenced}\nproc/66/fd/3 -> {tmp_path}/home/nvidia0\nhome/nvidia0")
     (device,) = devices(gpu).values()
     with pytest.raises(AllocationRefused, match=r"is open in nvidia-persiste \(process 77\)"):
         gpu.prepare(resource(), [Grant(device.key, device)])

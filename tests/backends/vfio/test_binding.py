@@ -211,7 +211,9 @@ def test_a_gpu_that_a_process_has_open_is_left_with_nvidias_driver_which_would_w
         tmp_path, gpu("nvidia") + sound("snd_hda_intel"), forced, gpu="nvidia", sound="snd_hda_intel"
     )
     plant(tmp_path, f"proc/driver/nvidia/gpus/{GPU}/information = Model: \t Tesla T4\\nDevice Minor: \t 1")
-    plant(tmp_path, "proc/77/comm = nvidia-persiste\nproc/77/fd/3 -> /dev/nvidia1\nproc/78/fd/3 -> /dev/nvidia10")
+    ours = f"proc/66/cmdline = python /x/backends/gpu/nvml_process.py\nproc/66/fd/3 -> {tmp_path}/dev/nvidia1"  # a question
+    persistenced = f"proc/77/comm = nvidia-persiste\nproc/77/fd/3 -> {tmp_path}/dev/nvidia1"
+    plant(tmp_path, f"dev/nvidia1 c 195:1\n{ours}\n{persistenced}\nproc/78/fd/3 -> {tmp_path}/dev/nvidia10")
     with pytest.raises(AllocationRefused, match=r"is open in nvidia-persiste \(process 77\)"):
         claim(found)
     assert kernel.written == []

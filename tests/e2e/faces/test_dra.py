@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -206,42 +205,6 @@ async def test_what_a_pod_has_by_a_claim_is_offered_by_no_device_plugin_though_o
         await until(lambda: node.kubelet.drivers.connected("fairlead.dev"))
         await node.kubelet.drivers.end("mine")
         await until(lambda: node.kubelet.resources[WIDGET].healthy == {"w1", "w2"})
-
-
-@pytest.mark.parametrize("other_driver", ["", "fairlead.dev", "other.dev"])
-async def test_what_a_pod_has_by_a_claim_is_offered_by_no_device_plugin_though_all_of_our_state_is_lost(
-    node: Node, server: ApiServer, other_driver: str
-) -> None:
-    node.mknod("w1", "w2", "o1")
-    node.kubelet.serves_dra = True
-    await node.kubelet.restart()
-    async with agent(node, claimed(), dra(server, node)):
-        await offers(server, "dev-w1", "dev-w2")
-        await until(lambda: "fairlead.dev" in node.kubelet.drivers.instances)
-        await node.kubelet.drivers.admit("mine", [await allocated(server, "mine", "dev-w1")])
-    shutil.rmtree(node.state)
-    await server.stop()
-    other = claimed(OTHER, "/dev/o*") if other_driver else chardev("/dev/o*", OTHER)
-    now = chardev(), other, dra(server, node) + (f'driver = "{other_driver}"\n' if other_driver else "")
-    async with agent(node, *now) as it:
-        await it.says("dra-claims-unknown")
-        _, out, _ = await finish("status", "--config", str(node.root / "config.toml"))
-        assert "pods have ResourceClaims of fairlead.dev, and " in out
-        await it.says("dra-api-away")
-        assert not node.kubelet.resources
-        await server.start()
-        await node.registered(WIDGET)
-        assert node.kubelet.resources[WIDGET].healthy == {"w2"}
-        await until(lambda: names(server) == [], seen=lambda: server.objects.slices)
-        if other_driver:
-            await offers(server, "dev-o1", resource=OTHER)
-            assert {it["spec"]["driver"] for it in server.objects.slices.values()} == {other_driver}
-        await until(lambda: node.kubelet.drivers.connected("fairlead.dev"))
-        await node.kubelet.drivers.end("mine")
-        await until(lambda: node.kubelet.resources[WIDGET].healthy == {"w1", "w2"})
-    async with agent(node, *now) as it:
-        await node.registered(WIDGET)
-        assert not it.said("dra-claims-unknown")
 
 
 async def test_a_resource_changes_its_api_with_the_drivers_name_only_once_all_claims_of_pods_are_known(
