@@ -93,7 +93,7 @@ def _is_bare(held: Held) -> bool:
 
 def _is_seen_after_boot(held: Held, device: Device) -> bool:
     """Whether it is what a pod was given before the boot, with all that belongs to it: its nodes may come later than itself."""
-    return held.rebooted and is_same(held, device) and len(device.hardware) >= len(held.hardware)
+    return held.rebooted and 0 < len(held.hardware) <= len(device.hardware) and is_same(held, device)
 
 
 class Witnessed(Struct, frozen=True):

@@ -405,14 +405,18 @@ class Preparer:
         if self._is_recalled:
             return
         there = await self._disk.run(self._files.uids)
-        held = (it.claim for it in self._house.ledger.held() if it.claim is not None)
-        ours = {it.uid for it in held if it.boot == self._boot and it.driver not in self._house.others}
-        self._prepared |= ours & there
-        if left := ours - there:  # another program may have removed their specifications
+        self._prepared |= self._recorded() & there
+        if self._recorded() - there:  # another program may have removed their specifications
             pods = await list_pods(self._house.pod_resources, _LIST_DEADLINE)
             named = [one for it in pods for one in it.cdi_devices if claim_driver(one)]
+            left = self._recorded() - there  # some may have ended meanwhile
             self._prepared |= {uid for uid in left if any(f"/claim={uid}-" in one for one in named)}
         self._is_recalled = True
+
+    def _recorded(self) -> set[str]:
+        """UIDs of the claims of this driver that the ledger has from this boot."""
+        held = (it.claim for it in self._house.ledger.held() if it.claim is not None)
+        return {it.uid for it in held if it.boot == self._boot and it.driver not in self._house.others}
 
     async def collect(self) -> None:
         """End the claims that ended while no process of ours ran, and adopt those that are not recorded, until it is done.
@@ -430,16 +434,20 @@ class Preparer:
         with suppress(OSError, NoWorkerError):  # if it lasts, what is prepared is refused with the reason
             there = await self._disk.run(self._files.uids) if self._prepared else set()
             for uid in sorted(self._prepared - there):
-                if (named := await self._disk.run(partial(self._files.named, uid))) is None:
-                    continue  # a driver of another name has prepared it
-                called = Called(uid, *named)
+                called = uid
                 try:
+                    if (named := await self._disk.run(partial(self._files.named, uid))) is None:
+                        continue  # a driver of another name has prepared it
+                    claim = Called(uid, *named)
+                    called = str(claim)
                     async with self._turn(uid):
                         if uid in self._prepared:
-                            await self._prepare(await self._read(called))
-                            log.info("claim-written-again", claim=str(called), uid=uid)
+                            await self._prepare(await self._read(claim))
+                            log.info("claim-written-again", claim=called, uid=uid)
                 except AllocationRefused as error:
-                    refused[str(called)] = error.sentence.removesuffix(f". {AGAIN}.")
+                    refused[called] = error.sentence.removesuffix(f". {AGAIN}.")
+                except Exception as error:  # noqa: BLE001  # whatever it is, it is told, and the others are written
+                    refused[called] = words(error)
         self._unwritten.tell(refused)
 
     async def _collect(self) -> bool:

@@ -42,6 +42,7 @@ _SPACED, _MOST_SPACED = 1.0, 5.0  # seconds between two updates after that; doub
 _LONGEST_PAUSE: Final = (
     10.0  # seconds after a failure: a pod that waits for a device waits for the kubelet's next try, too
 )
+_ROUNDS: Final = 5  # lists, one after the other, that the watch may overtake
 _RECORD_AGAIN: Final = 30.0  # seconds before the record is tried again that could not be kept, though nothing changes
 
 
@@ -249,17 +250,20 @@ class Publisher:
         Raises:
             ApiError: the API server does not tell.
         """
-        more = ""
         self._own.clear()
-        while True:
-            if not more:
-                found, updates = dict[str, Seen](), self._updates
-            path = f"{_SLICES}?fieldSelector={self._where}&limit={_PAGE}{f'&continue={more}' if more else ''}"
-            part = read(await api.call("GET", path), _List)
-            found.update((it.metadata.name, self._noted(it)) for it in part.items)
-            more = part.metadata.continue_ if updates == self._updates else ""
-            if updates == self._updates and not more:
+        for _ in range(_ROUNDS):
+            found, more, updates = dict[str, Seen](), "", self._updates
+            while True:
+                path = f"{_SLICES}?fieldSelector={self._where}&limit={_PAGE}{f'&continue={more}' if more else ''}"
+                part = read(await api.call("GET", path), _List)
+                found.update((it.metadata.name, self._noted(it)) for it in part.items)
+                more = part.metadata.continue_
+                if not more or updates != self._updates:
+                    break
+            if updates == self._updates:
                 break
+        else:
+            raise ApiError("the ResourceSlices of this node change faster than they can be listed", HTTPStatus.CONFLICT)
         self._seen, self._is_seen, self._version = found, True, part.metadata.resource_version
         self._updates += 1
         self._unread.healed()

@@ -94,6 +94,37 @@ def test_a_library_that_hangs_holds_up_one_look_and_no_other(
     assert offered(gpu) == sorted([uuid(1), MIG1, MIG2])
 
 
+def test_a_gpu_that_was_drained_stays_so_while_the_library_is_asked_something_that_takes_long(
+    tmp_path: Path, install_nvml: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = FakeGpu("0000:5e:00.0", uuid(1), drained=True)
+    library = install_nvml(KNOWN, gone)
+    inside, over = threading.Event(), threading.Event()
+    gpu = backend(tmp_path, DIVIDED + nvidia_gpu("0000:5e:00.0", 1))
+    (whole,) = gpu.discover("0000:5e:00.0").devices
+
+    def hang() -> None:
+        inside.set()
+        over.wait()
+
+    def said() -> list[str]:
+        return [signal.reason for signal in gpu.probe(whole) if signal.measure is None]
+
+    assert said() == ["nvidia-drained"]
+    monkeypatch.setattr(library, "nvmlInit", hang)
+    monkeypatch.setattr(nvml, "_PATIENCE", 0.01)
+    monkeypatch.setattr(nvml, "_KEPT_FOR", 1e-9)
+    plant(tmp_path, "proc/driver/nvidia/capabilities/gpu0/mig/gi3/ci0/access = DeviceFileMinor: 7")
+    thread = threading.Thread(target=gpu.discover, args=["nvlink"])
+    thread.start()
+    try:
+        inside.wait()
+        assert said() == ["nvidia-drained"]
+    finally:
+        over.set()
+        thread.join()
+
+
 def test_two_looks_at_once_both_hear_what_the_library_says(
     tmp_path: Path, install_nvml: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
