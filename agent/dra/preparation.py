@@ -405,8 +405,9 @@ class Preparer:
         if self._is_recalled:
             return
         there = await self._disk.run(self._files.uids)
-        self._prepared |= self._recorded() & there
-        if self._recorded() - there:  # another program may have removed their specifications
+        recorded = self._recorded()
+        self._prepared |= recorded & there
+        if recorded - there:  # another program may have removed their specifications
             pods = await list_pods(self._house.pod_resources, _LIST_DEADLINE)
             named = [one for it in pods for one in it.cdi_devices if claim_driver(one)]
             left = self._recorded() - there  # some may have ended meanwhile

@@ -198,9 +198,8 @@ def _heard(said: Mapping[str, Any]) -> Heard:
 
 # --- what is kept of answers ---
 
-_answers: Final[
-    dict[tuple[object, ...], tuple[float, Any]]
-] = {}  # question, library, what else it depends on → when, what
+_answers: Final[dict[tuple[object, ...], tuple[float, Any]]] = {}
+"""Question, library and what else the answer depends on → when it came, and the answer."""
 
 
 def _kept(key: tuple[object, ...], ask: Callable[[], _T]) -> _T:

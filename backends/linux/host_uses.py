@@ -22,6 +22,7 @@ from typing import Final, TypeVar
 from backends.base import Host, HostPath
 from backends.errors import not_short, several
 from backends.linux import netdevs, netlink, pci, sysfs
+from backends.linux.nodes import NVIDIA_MAJOR, nvidia_minor
 
 _BLOCK: Final = HostPath("/sys/class/block")
 _BTRFS: Final = HostPath("/sys/fs/btrfs")
@@ -47,9 +48,6 @@ _SWITCH_MANAGEMENT_IDS: Final = ("15b3", "0087")
 canonical/checkbox, DISK_SAMSUNG_KIOXIA.txt; its adapters for computing have 15b3:0050."""
 
 _ASKS_NVML: Final = "/gpu/nvml_process.py"
-_NVIDIA_MAJOR: Final = 195  # of its nodes; kernel-open/common/inc/nv.h
-_NVIDIA_GPUS: Final = HostPath("/proc/driver/nvidia/gpus")
-_MINOR: Final = re.compile(r"^Device Minor:\s*(\d+)\s*$", re.MULTILINE)
 
 _Thing = TypeVar("_Thing")
 
@@ -97,10 +95,10 @@ def opened_by(host: Host, function: pci.Function, *, even_by_a_question: bool = 
     """
     if function.driver != "nvidia":
         return None
-    minor = _MINOR.search(sysfs.text(host, _NVIDIA_GPUS / function.address / "information") or "")
-    if minor is None:
+    minor = nvidia_minor(host, function.address)
+    if minor is None or not minor.isdecimal():
         return None
-    proc, node, number = HostPath("/proc"), f"nvidia{minor[1]}", os.makedev(_NVIDIA_MAJOR, int(minor[1]))
+    proc, node, number = HostPath("/proc"), f"nvidia{minor}", os.makedev(NVIDIA_MAJOR, int(minor))
     for process in filter(str.isdecimal, sysfs.names(host, proc)):
         files = proc / process / "fd"
         if any(_is_open(host, files / name, node, number) for name in sysfs.names(host, files)):

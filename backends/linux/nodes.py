@@ -231,7 +231,7 @@ def _led(path: HostPath, via: list[HostPath]) -> str:
 
 
 _NVIDIA: Final = HostPath("/proc/driver/nvidia/gpus")
-_NVIDIA_MAJOR: Final = 195
+NVIDIA_MAJOR: Final = 195
 """Of /dev/nvidia0 and so on (Documentation/admin-guide/devices.txt). Their driver makes no devices in sysfs; their numbers
 follow the order in which it finds the GPUs."""
 _SOFTWARE: Final = "/sys/devices/virtual/"
@@ -259,7 +259,7 @@ def behind(host: Host, node: DeviceNode) -> Behind:
     """What stands behind a node."""
     link = f"/sys/dev/{'block' if node.block else 'char'}/{node.major}:{node.minor}"
     path = sysfs.device(host, HostPath(link))
-    if path is None and node.major == _NVIDIA_MAJOR and not node.block:
+    if path is None and node.major == NVIDIA_MAJOR and not node.block:
         return _nvidia(host, node.minor)
     if path is None or (path.text.startswith(_SOFTWARE) and not path.text.startswith(_DISKS)):
         return Behind()
@@ -286,12 +286,17 @@ def behind(host: Host, node: DeviceNode) -> Behind:
 def _nvidia(host: Host, minor: int) -> Behind:
     """The GPU with this minor number, by what its driver says in /proc."""
     for address in sysfs.names(host, _NVIDIA):
-        lines = (sysfs.text(host, _NVIDIA / address / "information") or "").splitlines()
-        said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        if said.get("Device Minor") == str(minor):
+        if nvidia_minor(host, address) == str(minor):
             function = sysfs.device(host, pci.FUNCTIONS / address)  # its UUID is unknown until it is used first
             return Behind(pci.identity(host, function) if function else "", frozenset((f"pci:{address}",)))
     return Behind()
+
+
+def nvidia_minor(host: Host, address: str) -> str | None:
+    """The minor number of the node of NVIDIA's GPU at this address, by what its driver says in /proc; None if it says none."""
+    lines = (sysfs.text(host, _NVIDIA / address / "information") or "").splitlines()
+    said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return said.get("Device Minor")
 
 
 def _text(host: Host, path: HostPath) -> str:

@@ -335,28 +335,30 @@ async def test_what_can_do_without_its_sick_part_may_start_until_no_part_is_well
 # --- reset ---
 
 
-async def test_more_containers_that_start_at_once_than_there_are_threads_wait_for_each_other(resetting: House) -> None:
-    keys, gate = "abcefghi", threading.Event()
+async def started(resetting: House, gate: threading.Event) -> list[asyncio.Future[None]]:
+    """Eight containers that start, once as many resets as there is room for wait for the gate."""
+    keys = "abcefghi"
     for key in keys:
         resetting.look(resetting.device(key))
     resetting.hold(*keys)
     resetting.backend.on_prepare = lambda: gate.wait() and ()
-    starts = [asyncio.ensure_future(resetting.start(key)) for key in keys]
+    starts: list[asyncio.Future[None]] = [asyncio.ensure_future(resetting.start(key)) for key in keys]
     await until(lambda: [call for call, _ in resetting.asked].count("prepare") == ROOMS)
+    return starts
+
+
+async def test_more_containers_that_start_at_once_than_there_are_threads_wait_for_each_other(resetting: House) -> None:
+    gate = threading.Event()
+    starts = await started(resetting, gate)
     await resetting.jobs.workers(KIND).start(lambda: None)  # a claim finds a thread all the same
     gate.set()
     await asyncio.gather(*starts)
-    assert len(resetting.resets) == len(keys)
+    assert len(resetting.resets) == len(starts)
 
 
 async def test_resets_that_hang_beyond_their_deadline_leave_a_thread_for_claims(resetting: House) -> None:
-    keys, gate = "abcefghi", threading.Event()
-    for key in keys:
-        resetting.look(resetting.device(key))
-    resetting.hold(*keys)
-    resetting.backend.on_prepare = lambda: gate.wait() and ()
-    starts = [asyncio.ensure_future(resetting.start(key)) for key in keys]
-    await until(lambda: [call for call, _ in resetting.asked].count("prepare") == ROOMS)
+    gate = threading.Event()
+    starts = await started(resetting, gate)
     for start in starts[:ROOMS]:
         start.cancel()  # as the deadline does
     await asyncio.wait(starts[:ROOMS])
